@@ -1,0 +1,1 @@
+"""What runs on a device (x = cross-device): the live-device module and the operators."""

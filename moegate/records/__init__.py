@@ -1,0 +1,1 @@
+"""The versioned files that stages hand to each other, as frozen dataclasses."""

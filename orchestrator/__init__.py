@@ -1,0 +1,1 @@
+"""The control plane: matrix, plan, pools, cells, compare, gate."""

@@ -1,0 +1,1 @@
+"""What people open: HTML, JUnit, SARIF and summary, made from records alone."""

@@ -1,0 +1,1 @@
+"""Serving what was tuned: engines, a load client and a small engine of our own."""

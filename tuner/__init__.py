@@ -1,0 +1,1 @@
+"""Search for kernel configurations: space, compile, measure, verify, emit."""
