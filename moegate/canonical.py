@@ -1,0 +1,100 @@
+"""One spelling of JSON for hashing, and a strict reader for JSON that others wrote."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from moegate.errors import UsageError
+
+__all__ = ["digest", "dumps", "file_digest", "load_json", "loads_json", "tree_digest"]
+
+MAX_BYTES = 64 << 20
+_MAX_DEPTH_HINT = "a file of ours is never nested this deeply"
+
+
+def dumps(obj: Any) -> str:
+    """Serialise to the canonical text: sorted keys, no spaces, ASCII only, no NaN or Infinity (ValueError)."""
+    return json.dumps(obj, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def digest(obj: Any) -> str:
+    """Return the sha256 (hex) of the canonical text of `obj`."""
+    return hashlib.sha256(dumps(obj).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return the sha256 (hex) of a file's bytes."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def tree_digest(root: Path) -> str:
+    """Return the sha256 (hex) over the relative names and contents of every regular file below `root`.
+
+    A missing folder has the digest of an empty one. Links are not followed: their target text is hashed.
+    """
+    rows: list[tuple[str, str]] = []
+    for path in sorted(root.rglob("*")) if root.is_dir() else ():
+        name = path.relative_to(root).as_posix()
+        if path.is_symlink():
+            rows.append((name, "link:" + str(path.readlink())))
+        elif path.is_file():
+            rows.append((name, file_digest(path)))
+    return digest(rows)
+
+
+def load_json(path: Path) -> Any:
+    """Read JSON that cannot lie: no duplicate keys, no NaN, at most 64 MiB.
+
+    Raises:
+        UsageError: naming the file and, where one is known, the line.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise UsageError(f"is {size} bytes; at most {MAX_BYTES} are read", file=path)
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"is not UTF-8: {error.reason} at byte {error.start}", file=path) from None
+    except OSError as error:
+        raise UsageError(error.strerror or str(error), file=path) from None
+    return loads_json(text, file=path)
+
+
+def loads_json(text: str, *, file: str | Path | None = None) -> Any:
+    """Parse JSON text as `load_json` does; `file` is only named in errors."""
+
+    def pairs(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for key, value in items:
+            if key in out:
+                raise UsageError(f"key {key!r} appears twice", file=file, line=_second_line(text, key))
+            out[key] = value
+        return out
+
+    def constant(name: str) -> Any:
+        raise UsageError(f"{name} is not a JSON number", file=file, line=_line_of(text, name))
+
+    try:
+        return json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"not JSON: {error.msg}", file=file, line=error.lineno) from None
+    except RecursionError:
+        raise UsageError("nested too deeply", file=file, fix=_MAX_DEPTH_HINT) from None
+    except ValueError as error:  # an integer with more digits than Python converts
+        raise UsageError(f"not JSON: {error}", file=file) from None
+
+
+def _line_of(text: str, needle: str) -> int | None:
+    at = text.find(needle)
+    return None if at < 0 else text.count("\n", 0, at) + 1
+
+
+def _second_line(text: str, key: str) -> int | None:
+    hits = [match.start() for match in re.finditer(re.escape(json.dumps(key)) + r"\s*:", text)]
+    return text.count("\n", 0, hits[1]) + 1 if len(hits) > 1 else None

@@ -1,0 +1,58 @@
+"""Where shipped data lies, and how a file comes into being: whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from moegate.errors import UsageError
+
+__all__ = ["config_root", "ensure_inside", "fsync_directory", "write_atomic"]
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def config_root() -> Path:
+    """Return the folder with the `triton_X_Y_Z` directories that we ship.
+
+    In a checkout that is `kernels/configs`; in an installed wheel the same files lie in `moegate/_configs`.
+    """
+    packaged = _PACKAGE / "_configs"
+    return packaged if packaged.is_dir() else _PACKAGE.parent / "kernels" / "configs"
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader, or a crash, sees the old content or the new, never a part.
+
+    The parent folder is made when missing. Data and directory entry are on disk when this returns.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_directory(path.parent)
+
+
+def fsync_directory(path: Path) -> None:
+    """Make the entries of a folder durable (renames and new names)."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def ensure_inside(root: Path, path: Path) -> Path:
+    """Return `path` resolved, or raise UsageError where it leads outside `root` (by `..`, absolute name or link)."""
+    resolved = (root / path).resolve()
+    if not resolved.is_relative_to(root.resolve()):
+        raise UsageError(f"{path} leads outside {root}", file=path)
+    return resolved

@@ -1,0 +1,84 @@
+"""What happened to each cell, and everything a report is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from moegate.records.comparison import Comparison, GateResult
+from moegate.records.measurement import Measurement
+from moegate.records.plan import Plan
+
+__all__ = ["FINAL_STATES", "RETRIED_STATES", "Attempt", "CellOutcome", "RunBundle", "State"]
+
+State = Literal[
+    "PLANNED",
+    "LEASED",
+    "RUNNING",
+    "PASSED",
+    "FAILED",
+    "TIMEOUT",
+    "OOM",
+    "CRASHED",
+    "DEVICE_LOST",
+    "INFRA_ERROR",
+    "CANCELLED",
+    "BLOCKED",
+    "SKIPPED",
+]
+FINAL_STATES = frozenset(
+    {"PASSED", "FAILED", "TIMEOUT", "OOM", "CRASHED", "DEVICE_LOST", "INFRA_ERROR", "CANCELLED", "BLOCKED", "SKIPPED"}
+)
+RETRIED_STATES = frozenset({"DEVICE_LOST", "INFRA_ERROR"})
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One lease of one stage of a cell. `number` fences: a late result of an older attempt is never taken."""
+
+    number: int
+    stage: Literal["only", "screen", "confirm"]
+    state: State
+    reason: str = ""
+    key: str = ""
+    started: str = ""
+    wall_s: float = 0.0
+    device: str = ""
+    slot: str = ""
+    isolation: str = ""
+    result: str | None = None
+    result_sha256: str | None = None
+    commands: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class CellOutcome:
+    """A cell's state and the attempts that led to it. `log_tail` is the end of the last attempt's standard error."""
+
+    cell: str
+    state: State
+    reason: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    log_tail: str = ""
+
+
+@dataclass(frozen=True)
+class RunBundle:
+    """All of a run: what the reports render and what a person can be shown offline.
+
+    `measurements` maps cell id to the results of its finished attempts, in order. `config_files` maps each tuned
+    config file (relative name) to its parsed content; `commands` maps cell id to the command line that reproduces it.
+    """
+
+    plan: Plan
+    outcomes: tuple[CellOutcome, ...]
+    measurements: dict[str, tuple[Measurement, ...]]
+    comparison: Comparison
+    gate: GateResult
+    config_files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    commands: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    started: str = ""
+    finished: str = ""
+    schema: int = 1
