@@ -1,0 +1,78 @@
+"""Locks that die with their holder: a file under `flock`, and the host-wide lock of one physical device."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Self
+
+from moegate.errors import InfraError
+
+__all__ = ["FileLock", "Held", "device_lock", "lock_directory"]
+
+
+class Held(InfraError):
+    """The lock is held by another; `holder` is what it wrote about itself."""
+
+    def __init__(self, path: Path, holder: str) -> None:
+        self.holder = holder
+        super().__init__(f"{path} is held by {holder}")
+
+
+class FileLock:
+    """An exclusive `flock` on a file, taken at once or not at all.
+
+    The descriptor is not inherited by children, so that a child that outlives its parent does not keep the lock.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stream = -1
+
+    def acquire(self) -> Self:
+        """Take the lock. Raises Held where somebody has it and InfraError where the file cannot be opened."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            stream = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            raise InfraError(f"{self.path}: cannot open the lock: {error.strerror}") from None
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(stream, 4096, 0).decode(errors="replace").strip() or "another process"
+            os.close(stream)
+            raise Held(self.path, holder) from None
+        os.ftruncate(stream, 0)
+        os.pwrite(stream, json.dumps({"pid": os.getpid()}).encode(), 0)
+        self._stream = stream
+        return self
+
+    def release(self) -> None:
+        """Give the lock back; the file stays, because removing it would let two holders in."""
+        if self._stream >= 0:
+            os.close(self._stream)
+            self._stream = -1
+
+    def __enter__(self) -> Self:
+        return self if self._stream >= 0 else self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def lock_directory() -> Path:
+    """Return the folder of host-wide locks, shared by all users of the host (`MOEGATE_LOCK_DIR` overrides)."""
+    chosen = os.environ.get("MOEGATE_LOCK_DIR")
+    if chosen:
+        return Path(chosen)
+    shared = Path("/run/lock")
+    return (shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())) / "moegate"
+
+
+def device_lock(identity: str) -> FileLock:
+    """Return the lock of one physical device, named by its UUID, PCI address or CPU slot."""
+    return FileLock(lock_directory() / (re.sub(r"[^A-Za-z0-9_.-]", "_", identity)[:200] + ".lock"))

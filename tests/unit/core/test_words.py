@@ -1,0 +1,161 @@
+"""Errors, exits, canonical JSON, paths, locks and the record codec."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from moegate import canonical, errors, exits, locks, paths, records
+from moegate.records import Measurement
+
+
+def test_the_tree_of_exceptions_is_drawn_in_the_docstring() -> None:
+    for name in errors.__all__:
+        assert name in (errors.__doc__ or "")
+        assert issubclass(getattr(errors, name), errors.MoegateError)
+
+
+def test_a_usage_error_names_file_line_field_and_cure() -> None:
+    error = errors.UsageError("must be positive", file="m.yaml", line=3, field="pools.a.slots", fix="1 or more")
+    assert str(error) == "m.yaml:3: pools.a.slots: must be positive (fix: 1 or more)"
+    assert error.exit == 2
+
+
+@pytest.mark.parametrize(
+    ("codes", "winner"), [([], 0), ([0, 4], 4), ([4, 3], 3), ([3, 1, 4], 1), ([1, 2], 2), ([2, 130], 130)]
+)
+def test_precedence_of_exit_codes(codes: list[int], winner: int) -> None:
+    assert exits.worst(codes) == winner
+
+
+def test_canonical_json_does_not_depend_on_order_and_refuses_nan() -> None:
+    assert canonical.dumps({"b": 1, "a": [1.5, "é"]}) == '{"a":[1.5,"\\u00e9"],"b":1}'
+    assert canonical.digest({"a": 1, "b": 2}) == canonical.digest({"b": 2, "a": 1})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        canonical.dumps(float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1,\n "a": 2}', "x.json:2: key 'a' appears twice"),
+        ('{"a":\n NaN}', "x.json:2: NaN is not a JSON number"),
+        ("{", "x.json:1: not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ("9" * 5000, "not JSON"),
+    ],
+)
+def test_strict_json(text: str, message: str) -> None:
+    with pytest.raises(errors.UsageError, match=message):
+        canonical.loads_json(text, file="x.json")
+
+
+def test_json_that_is_not_utf8_or_not_there(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(errors.UsageError, match="not UTF-8"):
+        canonical.load_json(tmp_path / "a.json")
+    with pytest.raises(errors.UsageError, match="No such file"):
+        canonical.load_json(tmp_path / "b.json")
+
+
+def test_a_trees_digest_sees_names_and_contents(tmp_path: Path) -> None:
+    empty = canonical.tree_digest(tmp_path)
+    assert canonical.tree_digest(tmp_path / "missing") == empty
+    (tmp_path / "a").write_text("1")
+    one = canonical.tree_digest(tmp_path)
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert len({empty, one, canonical.tree_digest(tmp_path)}) == 3
+
+
+def test_write_atomic_leaves_the_old_file_when_it_fails(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "file"
+    paths.write_atomic(target, "old")
+    with pytest.raises(UnicodeEncodeError):
+        paths.write_atomic(target, "\ud800")
+    assert target.read_text() == "old"
+    assert [path.name for path in target.parent.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x"])
+def test_nothing_leads_outside(tmp_path: Path, name: str) -> None:
+    with pytest.raises(errors.UsageError, match="outside"):
+        paths.ensure_inside(tmp_path / "root", Path(name))
+
+
+def test_the_shipped_configs_are_found() -> None:
+    assert paths.config_root().name in ("configs", "_configs")
+
+
+def test_a_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from moegate.locks import FileLock\n"
+        "FileLock(Path(sys.argv[1])).acquire(); print('held', flush=True); sys.stdin.read()"
+    )
+    path = tmp_path / "lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(locks.Held, match=str(holder.pid)):
+            locks.FileLock(path).acquire()
+        holder.kill()
+        holder.wait()
+        with locks.FileLock(path):
+            assert json.loads(path.read_text())["pid"]
+
+
+def test_a_device_lock_cannot_leave_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOEGATE_LOCK_DIR", str(tmp_path))
+    assert locks.device_lock("../../0000:03:00.0").path.parent == tmp_path
+
+
+def measurement() -> Measurement:
+    device = records.DeviceIdentity("cpu", "cpu", "cpu:host")
+    samples = records.Samples("kernel_time", "us", "lower", (1.0, 2.5), primary=True)
+    proof = records.Proof("moegate", "auto", "torch", configs=(records.ConfigUse("op", "up", 1, None, "default", {}),))
+    launch = records.Launch(device, "2026-01-01T00:00:00+00:00", 1.0, (samples,), proof, arm="tuned", stage="screen")
+    return Measurement("serve", "ok", device, {"torch": "2.13.0"}, {"requests": 2}, (launch,))
+
+
+def test_records_survive_the_trip_through_json(tmp_path: Path) -> None:
+    record = measurement()
+    records.write(tmp_path / "result.json", record)
+    assert records.read(Measurement, tmp_path / "result.json") == record
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": 2}, "schema 2 is not 1"),
+        ({"extra": 1}, "unknown field 'extra'"),
+        ({"status": "fine"}, "status: is 'fine'; must be one of"),
+        ({"work": {"requests": True}}, "work.requests: must be int, not bool"),
+        ({"launches": [{}]}, r"launches\[0\].device: is missing"),
+        ({"device": None}, "device: must be an object, not null"),
+    ],
+)
+def test_what_a_record_does_not_know_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(errors.RecordError, match=message):
+        records.from_json(Measurement, records.to_json(measurement()) | change, file="result.json")
+
+
+def test_a_record_with_a_missing_field_names_it() -> None:
+    body = records.to_json(measurement())
+    for field in fields(Measurement):
+        if field.name in ("kind", "status", "device", "environment", "work"):
+            cut = {key: value for key, value in body.items() if key != field.name}
+            with pytest.raises(errors.RecordError, match=f"{field.name}: is missing"):
+                records.from_json(Measurement, cut)
+
+
+def test_the_core_imports_nothing_heavy() -> None:
+    code = "import sys, moegate.records, moegate.journal, moegate.spawn, moegate.locks; print(sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    for heavy in ("torch", "triton", "ray", "numpy", "scipy", "pydantic"):
+        assert f"'{heavy}'" not in loaded
