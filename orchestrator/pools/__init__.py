@@ -1,0 +1,1 @@
+"""What this host offers (discovery), who holds which device (leases), and where a launch runs (isolation, ray)."""
