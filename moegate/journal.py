@@ -8,10 +8,12 @@ a history with a hole cannot be resumed from.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -39,12 +41,16 @@ class Entry:
 
 
 class Journal:
-    """A journal open for appending. One writer at a time: the file is held by `flock`, which dies with its holder."""
+    """A journal open for appending, from any thread.
+
+    One process at a time writes: the file is held by `flock`, which dies with its holder.
+    """
 
     def __init__(self, path: Path, stream: int, entries: list[Entry]) -> None:
         self.path = path
         self.entries = entries
         self._stream = stream
+        self._turn = threading.Lock()
 
     @classmethod
     def open(cls, path: Path, *, purpose: str = "run") -> Journal:
@@ -84,21 +90,20 @@ class Journal:
         Raises:
             InfraError: the disk refuses; what was written of the entry is taken back.
         """
-        seq = len(self.entries)
-        entry = Entry(seq, kind, datetime.now(UTC).isoformat(timespec="milliseconds"), data)
-        line = _line(entry)
-        size = os.fstat(self._stream).st_size
-        try:
-            written = os.write(self._stream, line)
-            if written != len(line):
-                raise OSError(28, "No space left on device")
-            os.fsync(self._stream)
-        except OSError as error:
-            os.ftruncate(self._stream, size)
-            raise InfraError(f"{self.path}: cannot write the journal: {error.strerror}") from None
-        # What a later reader will see, not what the caller may still change.
-        self.entries.append(Entry(seq, kind, entry.time, json.loads(line)["data"]))
-        return seq
+        with self._turn:
+            entry = Entry(len(self.entries), kind, datetime.now(UTC).isoformat(timespec="milliseconds"), data)
+            line = _line(entry)
+            size = os.fstat(self._stream).st_size
+            try:
+                if os.write(self._stream, line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(self._stream)
+            except OSError as error:
+                os.ftruncate(self._stream, size)
+                raise InfraError(f"{self.path}: cannot write the journal: {error.strerror}") from None
+            # What a later reader will see, not what the caller may still change.
+            self.entries.append(Entry(entry.seq, kind, entry.time, json.loads(line)["data"]))
+            return entry.seq
 
     def of(self, *kinds: str) -> Iterator[Entry]:
         """Yield the entries of these kinds, in order."""
