@@ -20,7 +20,7 @@ from moegate.records.plan import (
     QuarantineRule,
 )
 from moegate.records.provenance import ConfigTiming, Provenance
-from moegate.records.run import FINAL_STATES, RETRIED_STATES, Attempt, CellOutcome, RunBundle, State
+from moegate.records.run import FINAL_STATES, RETRIED_STATES, Attempt, CellOutcome, RunBundle, State, TrendPoint
 
 __all__ = [
     "FINAL_STATES",
@@ -53,6 +53,7 @@ __all__ = [
     "RunBundle",
     "Samples",
     "State",
+    "TrendPoint",
     "from_json",
     "read",
     "to_json",

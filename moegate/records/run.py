@@ -9,7 +9,7 @@ from moegate.records.comparison import Comparison, GateResult
 from moegate.records.measurement import Measurement
 from moegate.records.plan import Plan
 
-__all__ = ["FINAL_STATES", "RETRIED_STATES", "Attempt", "CellOutcome", "RunBundle", "State"]
+__all__ = ["FINAL_STATES", "RETRIED_STATES", "Attempt", "CellOutcome", "RunBundle", "State", "TrendPoint"]
 
 State = Literal[
     "PLANNED",
@@ -63,11 +63,24 @@ class CellOutcome:
 
 
 @dataclass(frozen=True)
+class TrendPoint:
+    """One earlier run's answer for a cell; `gain` and its interval are fractions, positive is better."""
+
+    run: str
+    time: str
+    gain: float
+    low: float
+    high: float
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
 class RunBundle:
     """All of a run: what the reports render and what a person can be shown offline.
 
     `measurements` maps cell id to the results of its finished attempts, in order. `config_files` maps each tuned
     config file (relative name) to its parsed content; `commands` maps cell id to the command line that reproduces it.
+    `history` maps cell id to earlier runs of the same cell on comparable machines, oldest first.
     """
 
     plan: Plan
@@ -81,4 +94,5 @@ class RunBundle:
     notes: tuple[str, ...] = ()
     started: str = ""
     finished: str = ""
+    history: dict[str, tuple[TrendPoint, ...]] = field(default_factory=dict)
     schema: int = 1
