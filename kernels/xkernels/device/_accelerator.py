@@ -1,0 +1,110 @@
+"""What the accelerators' torch modules have in common; the vendor leaves add what differs.
+
+torch gives CUDA, ROCm and XPU one module each with nearly the same functions. A leaf passes its module in, which is
+also how tests simulate a device that is not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from xkernels.device.protocol import Event, Graph
+
+
+class AcceleratorEvent:
+    """A timing event of an accelerator's stream."""
+
+    def __init__(self, module: Any) -> None:
+        self._event = module.Event(enable_timing=True)
+
+    def record(self) -> None:
+        """Mark this point on the current stream."""
+        self._event.record()
+
+    def elapsed_ms(self, later: Event) -> float:
+        """Milliseconds from here to `later`."""
+        if not isinstance(later, AcceleratorEvent):
+            raise TypeError(f"elapsed_ms needs an event of the same device, not {type(later).__name__}")
+        later._event.synchronize()
+        return float(self._event.elapsed_time(later._event))
+
+
+class Accelerator:
+    """Common part of the CUDA, ROCm and XPU leaves, over one torch module (`torch.cuda` or `torch.xpu`)."""
+
+    torch_type: str
+    graph_class: str
+
+    def __init__(self, index: int = 0, module: Any = None) -> None:
+        self.index = index
+        self._module = module if module is not None else getattr(torch, self.torch_type)
+
+    def torch_device(self) -> torch.device:
+        """The torch device of this index."""
+        return torch.device(self.torch_type, self.index)
+
+    def properties(self) -> Any:
+        """torch's properties record of this device."""
+        return self._module.get_device_properties(self.index)
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Make this the current device."""
+        return self._module.device(self.index)
+
+    def synchronize(self) -> None:
+        """Wait for all issued work."""
+        self._module.synchronize(self.index)
+
+    def event(self) -> Event:
+        """A timing event."""
+        return AcceleratorEvent(self._module)
+
+    @contextmanager
+    def stream(self) -> Iterator[Any]:
+        """A side stream, joined on both ends."""
+        side = self._module.Stream(self.index)
+        before = self._module.current_stream(self.index)
+        side.wait_stream(before)
+        with self._module.stream(side):
+            yield side
+        before.wait_stream(side)
+
+    def capture(self, work: Callable[[], Any], warmups: int = 1) -> Graph | None:
+        """Capture `work`; None where this torch build has no graph class for the device."""
+        graph_class = getattr(self._module, self.graph_class, None)
+        if graph_class is None:
+            return None
+        with self.stream():
+            for _ in range(warmups):
+                work()
+        self.synchronize()
+        graph: Graph = graph_class()
+        with self._module.graph(graph):
+            work()
+        return graph
+
+    def seed(self, value: int) -> None:
+        """Seed this device and the CPU."""
+        torch.manual_seed(value)
+        self._module.manual_seed_all(value)
+
+    def memory_info(self) -> tuple[int, int]:
+        """Free and total bytes."""
+        free, total = self._module.mem_get_info(self.index)
+        return int(free), int(total)
+
+    def peak_memory(self) -> int:
+        """Peak allocated bytes."""
+        return int(self._module.max_memory_allocated(self.index))
+
+    def reset_peak_memory(self) -> None:
+        """Restart the peak counter."""
+        self._module.reset_peak_memory_stats(self.index)
+
+    def empty_cache(self) -> None:
+        """Release cached memory."""
+        self._module.empty_cache()

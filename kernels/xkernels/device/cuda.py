@@ -1,0 +1,53 @@
+"""NVIDIA devices through `torch.cuda`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moegate.records.measurement import DeviceIdentity
+from xkernels.device._accelerator import Accelerator
+from xkernels.device.protocol import Kind, Limits
+
+# Blocks that one multiprocessor keeps resident (CUDA C++ programming guide, table of technical specifications).
+_BLOCKS_PER_UNIT = {80: 32, 86: 16, 87: 16, 89: 24, 90: 32, 100: 32, 103: 32, 120: 24}
+_BLOCKS_PER_UNIT_FLOOR = 16
+
+
+class CudaDevice(Accelerator):
+    """One NVIDIA GPU."""
+
+    kind: Kind = "cuda"
+    torch_type = "cuda"
+    graph_class = "CUDAGraph"
+
+    def capability(self) -> int:
+        """Compute capability as one number: 90 for 9.0."""
+        major, minor = self._module.get_device_capability(self.index)
+        return int(major) * 10 + int(minor)
+
+    def arch(self) -> str:
+        """`sm_90` and the like."""
+        return f"sm_{self.capability()}"
+
+    def platform(self) -> str:
+        """`cuda-sm90` and the like."""
+        return f"cuda-sm{self.capability()}"
+
+    def identity(self) -> DeviceIdentity:
+        """UUID of the physical GPU; the mask that hid other GPUs does not change it."""
+        p = self.properties()
+        uuid = getattr(p, "uuid", None)
+        identity = f"GPU-{uuid}" if uuid is not None else _pci(p)
+        return DeviceIdentity("cuda", str(p.name), identity, self.arch(), "", int(p.total_memory))
+
+    def limits(self) -> Limits:
+        """Opt-in shared memory per block, L2 size, multiprocessors."""
+        p = self.properties()
+        shared = int(getattr(p, "shared_memory_per_block_optin", 0) or getattr(p, "shared_memory_per_block", 49152))
+        units = int(p.multi_processor_count)
+        per_unit = _BLOCKS_PER_UNIT.get(self.capability(), _BLOCKS_PER_UNIT_FLOOR)
+        return Limits(shared, int(getattr(p, "L2_cache_size", 0)), units, units * per_unit)
+
+
+def _pci(p: Any) -> str:
+    return f"{int(p.pci_domain_id):08x}:{int(p.pci_bus_id):02x}:{int(p.pci_device_id):02x}.0"

@@ -1,0 +1,105 @@
+"""What every live device can do: one protocol, implemented by one leaf file per vendor.
+
+A live device is a device of this process, reached through torch. Facts that need no device (peaks, bandwidths, names
+and aliases) are in `moegate.devices`. Nothing outside `xkernels.device` asks which vendor it runs on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+
+from moegate.records.measurement import DeviceIdentity
+
+Kind = Literal["cpu", "cuda", "rocm", "xpu"]
+
+
+@runtime_checkable
+class Event(Protocol):
+    """A point in the device's work."""
+
+    def record(self) -> None:
+        """Mark this point after all work issued so far on the current stream."""
+
+    def elapsed_ms(self, later: Event) -> float:
+        """Milliseconds of device time from this event to `later`; waits for `later`."""
+
+
+@runtime_checkable
+class Graph(Protocol):
+    """Captured device work that can be replayed."""
+
+    def replay(self) -> None:
+        """Issue the captured work again."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one device can hold at once.
+
+    `shared_bytes`: shared memory one block may ask for (0: no such limit). `l2_bytes`: last-level cache. `units`:
+    multiprocessors, compute units or Xe cores. `resident_blocks`: blocks that can be resident at the same time; a
+    grid that synchronises between its blocks must not be larger.
+    """
+
+    shared_bytes: int
+    l2_bytes: int
+    units: int
+    resident_blocks: int
+
+
+@runtime_checkable
+class Device(Protocol):
+    """One live device of this process. `index` counts the devices that this process may see."""
+
+    kind: Kind
+    index: int
+
+    def torch_device(self) -> torch.device:
+        """The torch device that tensors of this device live on."""
+
+    def identity(self) -> DeviceIdentity:
+        """Name, UUID or PCI address, architecture, driver and memory of the physical device."""
+
+    def arch(self) -> str:
+        """Architecture as compilers name it: `sm_90`, `gfx942`, `bmg`, `cpu`."""
+
+    def platform(self) -> str:
+        """Platform as the dispatch tables name it: `cuda-sm90`, `rocm-gfx942`, `xpu-bmg`, `cpu`."""
+
+    def limits(self) -> Limits:
+        """What this device can hold at once."""
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Make this the process's current device for a `with` block."""
+
+    def synchronize(self) -> None:
+        """Wait until all work issued to this device is done."""
+
+    def event(self) -> Event:
+        """A new timing event."""
+
+    def stream(self) -> AbstractContextManager[Any]:
+        """Run a `with` block on a side stream that starts after, and is joined to, the current one."""
+
+    def capture(self, work: Callable[[], Any], warmups: int = 1) -> Graph | None:
+        """Capture `work` in a device graph after `warmups` eager calls; None where the device has no graphs."""
+
+    def seed(self, value: int) -> None:
+        """Seed this device's random generator and the CPU's."""
+
+    def memory_info(self) -> tuple[int, int]:
+        """Free and total device memory in bytes."""
+
+    def peak_memory(self) -> int:
+        """Largest number of bytes this process had allocated since `reset_peak_memory`."""
+
+    def reset_peak_memory(self) -> None:
+        """Start counting `peak_memory` anew."""
+
+    def empty_cache(self) -> None:
+        """Give cached but unused memory back to the device."""

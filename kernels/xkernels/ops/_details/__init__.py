@@ -1,0 +1,1 @@
+"""Triton kernels behind the public operators. Private: signatures change without notice."""

@@ -1,0 +1,41 @@
+"""Kernels of the gated activations."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from xkernels.ops._details.common import narrow
+
+
+@triton.jit
+def combine_gate(gate, up, ACT: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """Gated activation of float32 tensors of one shape; LIMIT 0 means none. See `activation.Activation`."""
+    if ACT == "swiglu":
+        gate = tl.minimum(gate, LIMIT)
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+        return gate * tl.sigmoid(ALPHA * gate) * (up + 1.0)
+    if ACT == "clamped":
+        gate = tl.minimum(gate, LIMIT)
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+        return gate * tl.sigmoid(gate) * up
+    out = gate * tl.sigmoid(gate)
+    if LIMIT > 0.0:
+        out = tl.minimum(out, LIMIT)
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+    return out * up
+
+
+@triton.jit
+def gated(x_ptr, out_ptr, n, stride_row, stride_col, BLOCK: tl.constexpr, ACT: tl.constexpr, ALPHA: tl.constexpr,
+          LIMIT: tl.constexpr):  # fmt: skip
+    """One block of one row: x [rows, 2n] strided, out [rows, n] contiguous."""
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = cols < n
+    base = x_ptr + row * stride_row
+    gate = tl.load(base + cols * stride_col, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(base + (cols + n) * stride_col, mask=mask, other=0.0).to(tl.float32)
+    tl.store(
+        out_ptr + row * n + cols, narrow(combine_gate(gate, up, ACT, ALPHA, LIMIT), out_ptr.dtype.element_ty), mask=mask
+    )

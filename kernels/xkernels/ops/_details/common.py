@@ -1,0 +1,52 @@
+"""Helpers shared by the kernels."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from xkernels.device import is_interpreted
+
+# Triton's interpreter computes a dot of bf16 operands wrongly (seen on 3.7.1 to 3.9.0), so kernels upcast there.
+INTERPRETED = tl.constexpr(is_interpreted())
+
+TL_DTYPE = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+def next_power_of_2(n: int) -> int:
+    """Smallest power of two that is at least `n` and at least 1."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def cdiv(a: int, b: int) -> int:
+    """`a / b`, rounded up."""
+    return -(-a // b)
+
+
+@triton.jit
+def swizzle(pid, num_m, num_n, GROUP: tl.constexpr):
+    """Tile (m, n) of program `pid`: GROUP rows of tiles walk the columns together, so they share weight tiles in L2."""
+    in_group = GROUP * num_n
+    first_m = (pid // in_group) * GROUP
+    rows = min(num_m - first_m, GROUP)
+    return first_m + (pid % in_group) % rows, (pid % in_group) // rows
+
+
+@triton.jit
+def matmul_add(a, b, acc):
+    """`acc + a @ b` in float32; exact products for float32 operands, and for bf16 under the interpreter."""
+    if INTERPRETED and a.dtype == tl.bfloat16:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def narrow(x, dtype: tl.constexpr):
+    """Float32 `x` as `dtype`, rounded to nearest even; the interpreter alone would cut bf16 off."""
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = x.to(tl.int32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
+        x = tl.where(x == x, rounded, x)
+    return x.to(dtype)

@@ -1,0 +1,89 @@
+"""Kernel of the expert choice."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _scores(logits, inside, SCORING: tl.constexpr):
+    """Scores in float32 of [ROWS, COLUMNS] logits; columns outside get minus infinity."""
+    if SCORING == "softmax":
+        logits = tl.where(inside, logits, float("-inf"))
+        e = tl.exp(logits - tl.max(logits, 1)[:, None])
+        score = e / tl.sum(e, 1)[:, None]
+    elif SCORING == "sigmoid":
+        score = 1.0 / (1.0 + tl.exp(-logits))
+    else:
+        # log(1 + exp(x)) without overflow
+        score = tl.sqrt(tl.maximum(logits, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(logits))))
+    return score
+
+
+@triton.jit
+def _first_max(values, columns, COLUMNS: tl.constexpr):
+    """Largest value of each row and the first column that holds it."""
+    best = tl.max(values, 1)
+    return best, tl.min(tl.where(values == best[:, None], columns[None, :], COLUMNS), 1)
+
+
+@triton.jit
+def _keep_groups(choice, columns, EXPERTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+                 GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, PAIR: tl.constexpr):  # fmt: skip
+    """Minus infinity for the columns of all but the best groups."""
+    group_of = columns // (EXPERTS // GROUPS)
+    score = tl.full([ROWS, COLUMNS], float("-inf"), tl.float32)  # each column: its group's score
+    for g in tl.static_range(GROUPS):
+        mine = tl.where((group_of == g)[None, :], choice, float("-inf"))
+        best, at = _first_max(mine, columns, COLUMNS)
+        if PAIR and EXPERTS // GROUPS > 1:
+            best += tl.max(tl.where(columns[None, :] == at[:, None], float("-inf"), mine), 1)
+        score = tl.where((group_of == g)[None, :], best[:, None], score)
+    kept = tl.zeros([ROWS, COLUMNS], tl.int32)
+    for _ in tl.static_range(TOP_GROUPS):
+        best, at = _first_max(score, columns, COLUMNS)
+        chosen = group_of[None, :] == (at // (EXPERTS // GROUPS))[:, None]
+        kept = tl.where(chosen, 1, kept)
+        score = tl.where(chosen, float("-inf"), score)
+    return tl.where(kept > 0, choice, float("-inf"))
+
+
+@triton.jit(do_not_specialize=["tokens", "scale", "shared_weight"])
+def choose(logits_ptr, bias_ptr, weights_ptr, ids_ptr, tokens, stride_row, stride_col, scale, shared_weight,
+           EXPERTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, TOPK: tl.constexpr, WIDTH: tl.constexpr,
+           SCORING: tl.constexpr, RENORM: tl.constexpr, HAS_BIAS: tl.constexpr, GROUPS: tl.constexpr,
+           TOP_GROUPS: tl.constexpr, EPS: tl.constexpr):  # fmt: skip
+    """ROWS tokens: score, keep the best groups, take the best expert TOPK times."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, COLUMNS)
+    inside = (columns < EXPERTS)[None, :]
+    live = rows < tokens
+    at = logits_ptr + rows.to(tl.int64)[:, None] * stride_row + columns[None, :] * stride_col
+    logits = tl.load(at, mask=live[:, None] & inside, other=0.0).to(tl.float32)
+    score = _scores(logits, inside, SCORING)
+    choice = score
+    if HAS_BIAS:
+        choice += tl.load(bias_ptr + columns, mask=columns < EXPERTS, other=0.0).to(tl.float32)[None, :]
+    choice = tl.where(inside, choice, float("-inf"))
+    if GROUPS > 1:
+        choice = _keep_groups(choice, columns, EXPERTS, COLUMNS, ROWS, GROUPS, TOP_GROUPS, HAS_BIAS)
+    total = tl.zeros([ROWS], tl.float32)
+    out_at = rows.to(tl.int64) * WIDTH
+    for slot in tl.static_range(TOPK):
+        _, best = _first_max(choice, columns, COLUMNS)
+        hit = columns[None, :] == best[:, None]
+        weight = tl.sum(tl.where(hit, score, 0.0), 1)
+        total += weight
+        tl.store(ids_ptr + out_at + slot, best, mask=live)
+        tl.store(weights_ptr + out_at + slot, weight, mask=live)
+        choice = tl.where(hit, float("-inf"), choice)
+    factor = tl.zeros([ROWS], tl.float32) + scale
+    if RENORM:
+        factor = scale / (total + EPS)
+    for slot in tl.static_range(TOPK):
+        weight = tl.load(weights_ptr + out_at + slot, mask=live, other=0.0)
+        tl.store(weights_ptr + out_at + slot, weight * factor, mask=live)
+    for slot in tl.static_range(TOPK, WIDTH):
+        tl.store(ids_ptr + out_at + slot, tl.zeros([ROWS], tl.int32) + (EXPERTS + slot - TOPK), mask=live)
+        tl.store(weights_ptr + out_at + slot, tl.zeros([ROWS], tl.float32) + shared_weight, mask=live)

@@ -1,0 +1,98 @@
+"""Sorting of routed tokens by expert into blocks: what a grouped GEMM walks over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from xkernels.ops._details import align as _k
+from xkernels.ops._details.common import cdiv, next_power_of_2
+
+_CHUNK_ELEMENTS = 32768  # one-hot table of a chunk: chunk length x experts, small enough for registers
+_MAX_CHUNK = 256  # the same for every batch size, so that one compile serves them all
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Routed tokens in expert order, each expert padded to whole blocks.
+
+    `sorted_ids` int32 [capacity]: flat index `token * topk + slot`; the padding value is `tokens * topk`.
+    `expert_ids` int32 [capacity / block]: the expert of each block, -1 for tokens routed to no local expert. The
+    blocks of -1 come first. `num_post_padded` int32 [1]: used length of `sorted_ids`; entries beyond it are padding.
+    """
+
+    sorted_ids: torch.Tensor
+    expert_ids: torch.Tensor
+    num_post_padded: torch.Tensor
+    block: int
+
+
+def capacity(numel: int, block: int, num_experts: int) -> int:
+    """Length of `sorted_ids` that suffices for any routing of `numel` entries, a multiple of 4.
+
+    Every used expert (and the bucket of -1) wastes at most `block - 1` places; with fewer entries than buckets each
+    entry may open a block of its own.
+    """
+    buckets = num_experts + 1
+    bound = numel * block if numel < buckets else numel + buckets * (block - 1)
+    return cdiv(bound, 4) * 4
+
+
+def moe_align_block_size(topk_ids: torch.Tensor, block: int, num_experts: int) -> Alignment:
+    """Sort routed tokens by expert, on the device and without a host synchronisation.
+
+    topk_ids: int32 or int64 [tokens, topk], values -1 (no local expert) to num_experts - 1. block: a positive number.
+    Order within an expert is the order of `topk_ids` (stable). Raises ValueError on a wrong rank, dtype or block.
+    """
+    _check(topk_ids, block, num_experts)
+    numel, device = topk_ids.numel(), topk_ids.device
+    cap = capacity(numel, block, num_experts)
+    blocks = cdiv(cap, block)
+    sorted_ids = torch.empty(cap, dtype=torch.int32, device=device)
+    expert_ids = torch.empty(blocks, dtype=torch.int32, device=device)
+    post = torch.empty(1, dtype=torch.int32, device=device)
+    if numel == 0:
+        return Alignment(sorted_ids, expert_ids, post.zero_(), block)
+    flat = topk_ids.reshape(-1)
+    buckets = next_power_of_2(num_experts + 1)
+    chunk = max(16, min(_MAX_CHUNK, _CHUNK_ELEMENTS // buckets))
+    chunks = cdiv(numel, chunk)
+    fill = 1024
+    common = {"BLOCK": block, "CHUNK": chunk, "EXPERTS": num_experts, "BUCKETS": buckets}
+    if chunks == 1:
+        _k.align_one[(1,)](flat, sorted_ids, expert_ids, post, numel, cap, blocks, FILL=fill, **common, num_warps=8)
+        return Alignment(sorted_ids, expert_ids, post, block)
+    counts = torch.empty(chunks, buckets, dtype=torch.int32, device=device)
+    _k.count[(chunks,)](flat, counts, sorted_ids, numel, cap, chunks, FILL=fill, **common, num_warps=8)
+    _k.place[(chunks,)](
+        flat, counts, sorted_ids, expert_ids, post, numel, chunks, blocks, ROWS=32, FILL=fill, **common, num_warps=8
+    )
+    return Alignment(sorted_ids, expert_ids, post, block)
+
+
+def moe_align_block_size_reference(topk_ids: torch.Tensor, block: int, num_experts: int) -> Alignment:
+    """The twin of `moe_align_block_size` in plain torch, one expert after the other."""
+    _check(topk_ids, block, num_experts)
+    flat = topk_ids.reshape(-1).cpu().long()
+    numel = flat.numel()
+    cap = capacity(numel, block, num_experts)
+    sorted_ids = torch.full((cap,), numel, dtype=torch.int32)
+    expert_ids = torch.full((cdiv(cap, block),), -1, dtype=torch.int32)
+    at = 0
+    for expert in range(-1, num_experts):
+        mine = torch.nonzero(flat == expert).flatten().int()
+        sorted_ids[at : at + mine.numel()] = mine
+        used = cdiv(mine.numel(), block)
+        expert_ids[at // block : at // block + used] = expert
+        at += used * block
+    post = torch.tensor([at], dtype=torch.int32)
+    device = topk_ids.device
+    return Alignment(sorted_ids.to(device), expert_ids.to(device), post.to(device), block)
+
+
+def _check(topk_ids: torch.Tensor, block: int, num_experts: int) -> None:
+    if topk_ids.ndim != 2 or topk_ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"topk_ids must be int32 or int64 [tokens, topk], not {topk_ids.dtype} {list(topk_ids.shape)}")
+    if block < 1 or num_experts < 1:
+        raise ValueError(f"block and num_experts must be positive, not {block} and {num_experts}")

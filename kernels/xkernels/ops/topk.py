@@ -1,0 +1,136 @@
+"""Expert choice: which experts a token goes to, and with which weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from xkernels.ops._details import topk as _k
+from xkernels.ops._details.common import cdiv, next_power_of_2
+
+Scoring = Literal["softmax", "sigmoid", "sqrtsoftplus"]
+_EPS = 1e-20  # keeps renormalisation finite when all chosen weights vanish
+
+
+@dataclass(frozen=True)
+class Router:
+    """How logits become choices and weights.
+
+    `scoring` maps logits to scores in float32. A correction bias (given per call) is added for the choice only; the
+    weights are the unbiased scores. `renormalize` divides by the sum of the chosen weights. With `groups`, experts
+    are chosen from the best `top_groups` groups: a group's score is the largest of its scores, or with a correction
+    bias the sum of its two largest. `scale` (routed scaling factor) multiplies the weights. `shared_slots` appends
+    fused shared experts after the routed ones: ids num_experts, num_experts + 1, ...; weight 1 / shared_scale, not
+    part of the renormalisation and not multiplied by `scale`.
+    """
+
+    topk: int
+    scoring: Scoring = "softmax"
+    renormalize: bool = True
+    scale: float | None = None
+    groups: int = 1
+    top_groups: int = 1
+    shared_slots: int = 0
+    shared_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.topk < 1 or self.groups < 1 or not 1 <= self.top_groups <= self.groups or self.shared_slots < 0:
+            raise ValueError(f"topk and groups must be positive and top_groups at most groups: {self}")
+        if self.scoring not in ("softmax", "sigmoid", "sqrtsoftplus"):
+            raise ValueError(f"scoring must be softmax, sigmoid or sqrtsoftplus, not {self.scoring!r}")
+
+
+def topk(logits: torch.Tensor, router: Router, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose experts for each token.
+
+    logits: [tokens, E], any float dtype, any row stride; bias: float32 [E] or None. Returns weights float32 and ids
+    int32, both [tokens, topk + shared_slots], best first (by the score used for the choice); ties go to the lower id.
+    Raises ValueError when E is smaller than topk or does not divide into groups.
+    """
+    _check(logits, router, bias)
+    tokens, experts = logits.shape
+    width = router.topk + router.shared_slots
+    weights = torch.empty(tokens, width, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(tokens, width, dtype=torch.int32, device=logits.device)
+    if tokens == 0:
+        return weights, ids
+    columns = next_power_of_2(experts)
+    rows = max(1, min(32, 2048 // columns))
+    _k.choose[(cdiv(tokens, rows),)](
+        logits, bias, weights, ids, tokens, logits.stride(0), logits.stride(1), float(router.scale or 1.0),
+        1.0 / router.shared_scale, EXPERTS=experts, COLUMNS=columns, ROWS=rows, TOPK=router.topk, WIDTH=width,
+        SCORING=router.scoring, RENORM=router.renormalize, HAS_BIAS=bias is not None, GROUPS=router.groups,
+        TOP_GROUPS=router.top_groups, EPS=_EPS, num_warps=4,
+    )  # fmt: skip
+    return weights, ids
+
+
+def topk_reference(
+    logits: torch.Tensor, router: Router, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The twin of `topk` in plain torch."""
+    _check(logits, router, bias)
+    scores = _score(logits.float(), router.scoring)
+    choice = scores if bias is None else scores + bias.float()
+    if router.groups > 1:
+        choice = _mask_groups(choice, router, biased=bias is not None)
+    # A stable descending sort gives ties to the lower id, as the kernel does.
+    ids = torch.sort(choice, dim=-1, descending=True, stable=True).indices[:, : router.topk]
+    weights = scores.gather(1, ids)
+    if router.renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + _EPS)
+    weights = weights * (router.scale or 1.0)
+    if router.shared_slots:
+        tokens, experts = logits.shape
+        shared = torch.arange(experts, experts + router.shared_slots, device=ids.device).expand(tokens, -1)
+        ids = torch.cat([ids, shared], 1)
+        weights = torch.cat([weights, torch.full_like(shared, 1.0 / router.shared_scale, dtype=torch.float32)], 1)
+    return weights, ids.int()
+
+
+def grouped_topk(
+    logits: torch.Tensor, router: Router, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`topk` for a router with groups; raises ValueError when the router has none."""
+    if router.groups < 2:
+        raise ValueError("grouped_topk needs a router with groups > 1")
+    return topk(logits, router, bias)
+
+
+def grouped_topk_reference(
+    logits: torch.Tensor, router: Router, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The twin of `grouped_topk` in plain torch."""
+    if router.groups < 2:
+        raise ValueError("grouped_topk needs a router with groups > 1")
+    return topk_reference(logits, router, bias)
+
+
+def _score(logits: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+    if scoring == "softmax":
+        return torch.softmax(logits, -1)
+    if scoring == "sigmoid":
+        return torch.sigmoid(logits)
+    return torch.sqrt(torch.nn.functional.softplus(logits))
+
+
+def _mask_groups(choice: torch.Tensor, router: Router, *, biased: bool) -> torch.Tensor:
+    grouped = choice.unflatten(1, (router.groups, -1))
+    best = grouped.topk(min(2, grouped.shape[2]), -1).values.sum(-1) if biased else grouped.amax(-1)
+    kept = torch.sort(best, dim=-1, descending=True, stable=True).indices[:, : router.top_groups]
+    mask = torch.zeros_like(best, dtype=torch.bool).scatter_(1, kept, True)
+    return grouped.masked_fill(~mask[:, :, None], float("-inf")).flatten(1)
+
+
+def _check(logits: torch.Tensor, router: Router, bias: torch.Tensor | None) -> None:
+    if logits.ndim != 2:
+        raise ValueError(f"logits must be [tokens, experts], not {list(logits.shape)}")
+    experts = logits.shape[1]
+    if experts % router.groups:
+        raise ValueError(f"{experts} experts do not divide into {router.groups} groups")
+    if router.topk > experts // router.groups * router.top_groups:
+        raise ValueError(f"topk {router.topk} exceeds the experts that can be chosen: {experts} in {router}")
+    if bias is not None and bias.shape != (experts,):
+        raise ValueError(f"bias must be [{experts}], not {list(bias.shape)}")
