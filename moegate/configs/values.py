@@ -1,0 +1,227 @@
+"""What a config file may hold: a table of fields, one checker and one strict reader.
+
+A file maps batch sizes (decimal text) to objects of kernel parameters. `problems` says everything that is wrong with
+one; `load_config` reads one for use and refuses it at the first error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from moegate import canonical
+from moegate.configs.positions import line_of
+from moegate.errors import UsageError
+
+Value = int | bool | str
+Config = Mapping[str, Value]
+Engine = Literal["moegate", "sglang", "vllm"]
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
+"""The 18 batch sizes that SGLang's and vLLM's tuners sweep."""
+
+_BATCH = re.compile(r"[1-9][0-9]{0,8}")
+
+
+@dataclass(frozen=True)
+class Field:
+    """One kernel parameter: its type, range, whether a file needs it, and who understands it.
+
+    `needed` fields absent from an entry fall back to the kernel language's default, which no tuner timed.
+    """
+
+    name: str
+    kind: Literal["int", "bool", "text"]
+    low: int = 1
+    high: int = 1
+    power_of_two: bool = False
+    choices: tuple[Value, ...] = ()
+    needed: bool = False
+    engines: frozenset[Engine] = frozenset({"moegate", "sglang", "vllm"})
+    vendors: frozenset[str] = frozenset({"nvidia", "amd", "intel", "cpu"})
+
+    def problem(self, value: object) -> str | None:
+        """What is wrong with `value`, or None."""
+        wanted = self.wanted
+        if self.kind == "bool":
+            return None if isinstance(value, bool) else f"is {_say(value)}; must be {wanted}"
+        if self.kind == "text":
+            return None if value in self.choices else f"is {_say(value)}; must be {wanted}"
+        if isinstance(value, bool) or not isinstance(value, int):
+            return f"is {_say(value)}; must be {wanted}"
+        if self.choices and value not in self.choices:
+            return f"is {_say(value)}; must be {wanted}"
+        if not self.choices and not self.low <= value <= self.high:
+            return f"is {_say(value)}; must be {wanted}"
+        if self.power_of_two and value & (value - 1):
+            return f"is {_say(value)}; must be {wanted}"
+        return None
+
+    @property
+    def wanted(self) -> str:
+        """What a value must be, in words."""
+        if self.kind == "bool":
+            return "true or false"
+        if self.choices:
+            return "one of " + ", ".join(str(choice) for choice in self.choices)
+        return f"{'a power of two' if self.power_of_two else 'an integer'} from {self.low} to {self.high}"
+
+
+_AMD = frozenset({"amd"})
+_OURS = frozenset[Engine]({"moegate"})
+
+FIELDS: tuple[Field, ...] = (
+    # A matrix unit multiplies tiles of at least 16 in each dimension.
+    Field("BLOCK_SIZE_M", "int", 16, 1024, power_of_two=True, needed=True),
+    Field("BLOCK_SIZE_N", "int", 16, 1024, power_of_two=True, needed=True),
+    Field("BLOCK_SIZE_K", "int", 16, 1024, power_of_two=True, needed=True),
+    Field("GROUP_SIZE_M", "int", 1, 1024, needed=True),
+    Field("num_warps", "int", 1, 32, power_of_two=True, needed=True),
+    Field("num_stages", "int", 1, 16, needed=True),
+    Field("USE_TMA", "bool", engines=frozenset({"moegate", "sglang"})),
+    Field("num_ctas", "int", 1, 16, power_of_two=True, vendors=frozenset({"nvidia"})),
+    Field("waves_per_eu", "int", 0, 10, vendors=_AMD),
+    Field("matrix_instr_nonkdim", "int", choices=(0, 4, 16, 32), vendors=_AMD),
+    Field("kpack", "int", choices=(1, 2), vendors=_AMD),
+    Field("SPLIT_K", "int", 1, 64, power_of_two=True, engines=frozenset({"vllm"})),
+    Field("grf_mode", "text", choices=("default", "128", "256", "auto"), engines=_OURS, vendors=frozenset({"intel"})),
+)
+
+# Dense block-FP8 kernels take two more (SM90), and no USE_TMA.
+DENSE_FIELDS: tuple[Field, ...] = (
+    *(field for field in FIELDS if field.name not in {"USE_TMA", "SPLIT_K", "grf_mode"}),
+    Field("SPLIT_K", "int", 1, 64, power_of_two=True),
+    Field("SWAP_AB", "bool"),
+)
+
+
+@dataclass(frozen=True)
+class ValueProblem:
+    """One thing wrong inside a config file. `path` leads to it: (batch size,) or (batch size, field)."""
+
+    rule: Literal["bad-value", "missing-field", "unknown-field", "unsorted-keys"]
+    path: tuple[str, ...]
+    message: str
+    fix: str
+
+
+def problems(
+    data: object, *, engine: Engine = "moegate", vendor: str | None = None, fields: tuple[Field, ...] = FIELDS
+) -> Iterator[ValueProblem]:
+    """Everything wrong with a config file's parsed JSON, in file order.
+
+    Args:
+        data: the parsed document.
+        engine: whose loader and kernel will see it; vLLM allows a top-level `triton_version`.
+        vendor: the device's vendor where it is known: a parameter of another vendor's compiler is unknown there.
+        fields: the parameter table.
+    """
+    if not isinstance(data, dict):
+        yield ValueProblem("bad-value", (), f"is {_say(data)}; must be an object of batch sizes", 'write {"1": {...}}')
+        return
+    known = {field.name: field for field in fields}
+    sizes: list[int] = []
+    for key, entry in data.items():
+        if key == "triton_version" and engine == "vllm":
+            continue
+        if not _BATCH.fullmatch(key):
+            yield ValueProblem(
+                "bad-value",
+                (key,),
+                f"key {_say(key)} is no batch size",
+                "use a positive integer without sign, space or leading zero",
+            )
+            continue
+        sizes.append(int(key))
+        if not isinstance(entry, dict):
+            yield ValueProblem(
+                "bad-value",
+                (key,),
+                f"batch size {key} is {_say(entry)}; must be an object",
+                'write {"BLOCK_SIZE_M": 16, ...}',
+            )
+            continue
+        yield from _entry_problems(key, entry, known, engine, vendor)
+    if not sizes:
+        yield ValueProblem(
+            "bad-value",
+            (),
+            "holds no batch size, so that the engine silently uses its default config",
+            "add the tuned batch sizes or delete the file",
+        )
+    elif sizes != sorted(sizes):
+        at = next(b for a, b in itertools.pairwise(sizes) if b < a)
+        yield ValueProblem(
+            "unsorted-keys",
+            (str(at),),
+            f"batch size {at} comes after a larger one: on ties the first wins",
+            "sort the batch sizes ascending",
+        )
+
+
+def _entry_problems(
+    key: str, entry: Mapping[str, object], known: Mapping[str, Field], engine: Engine, vendor: str | None
+) -> Iterator[ValueProblem]:
+    for name, value in entry.items():
+        field = known.get(name)
+        if field is None or engine not in field.engines:
+            yield ValueProblem(
+                "unknown-field",
+                (key, name),
+                f"{_say(name)} is no parameter of {engine}'s kernel",
+                "remove it, or check its spelling",
+            )
+        elif vendor is not None and vendor not in field.vendors:
+            yield ValueProblem(
+                "unknown-field", (key, name), f"{name} means nothing to the {vendor} compiler", "remove it"
+            )
+        elif (wrong := field.problem(value)) is not None:
+            yield ValueProblem("bad-value", (key, name), f"{name} at batch size {key} {wrong}", f"use {field.wanted}")
+    for field in known.values():
+        if field.needed and field.name not in entry:
+            yield ValueProblem(
+                "missing-field",
+                (key,),
+                f"batch size {key} has no {field.name}: the compiler's default applies, which nobody timed",
+                f"add {field.name}",
+            )
+
+
+def parse_config(
+    text: str, *, file: str | Path | None = None, engine: Engine = "moegate"
+) -> dict[int, dict[str, Value]]:
+    """Parse one config file's text for use, keeping its order.
+
+    Raises:
+        UsageError: the file is no JSON, or holds a `bad-value`, with the line. Missing and unknown fields are kept.
+    """
+    data = canonical.loads_json(text, file=file)
+    for problem in problems(data, engine=engine):
+        if problem.rule == "bad-value":
+            raise UsageError(problem.message, file=file, line=line_of(text, problem.path), fix=problem.fix)
+    return {int(key): dict(entry) for key, entry in data.items() if key != "triton_version"}
+
+
+def load_config(path: Path, *, engine: Engine = "moegate") -> dict[int, dict[str, Value]]:
+    """Read one config file for use; see `parse_config`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"is not UTF-8: {error.reason} at byte {error.start}", file=path) from None
+    except OSError as error:
+        raise UsageError(error.strerror or str(error), file=path) from None
+    return parse_config(text, file=path, engine=engine)
+
+
+def nearest(configs: Mapping[int, Config], batch_size: int) -> int:
+    """The batch size of `configs` that serves `batch_size`: the nearest, the first in file order on ties."""
+    return min(configs, key=lambda size: abs(size - batch_size))
+
+
+def _say(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

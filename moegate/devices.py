@@ -1,0 +1,236 @@
+"""Facts per device: canonical names, aliases, platform, shared memory and peaks (a table and its readers).
+
+A device's `name` is what its driver reports with spaces as underscores, because that is the `device_name` field of a
+config file. An alias is a reviewed statement that another spelling, or a sibling part, may lend its config files; each
+one carries its source. Nothing here looks at the machine: see `orchestrator.pools.discovery` and `xkernels.device`.
+
+Shared-memory limits are the most that one block or work-group can use: CUDA C Programming Guide, table of compute
+capabilities (163 KiB at 8.0, 99 KiB at 8.6, 8.9 and 12.x, 227 KiB at 9.0 and 10.x); AMD CDNA3 and CDNA4 ISA guides
+(64 and 160 KiB of LDS); `local_mem_size` of torch's XPU device properties for Intel. Peaks are dense, from the vendors'
+data sheets; `None` means that no source was found, never zero.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal
+
+from moegate.errors import UsageError
+
+Vendor = Literal["nvidia", "amd", "intel", "cpu"]
+
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class Alias:
+    """Another device name whose config files this device may use.
+
+    `spelling` is the same part under another driver or image; `variant` is a sibling with the same compute units.
+    """
+
+    name: str
+    relation: Literal["spelling", "variant"]
+    source: str
+
+
+@dataclass(frozen=True)
+class Device:
+    """What is known about one device without touching it.
+
+    Units: `smem_bytes` bytes per block, `bandwidth_gbs` GB/s, `tflops` dense TFLOP/s by dtype, `memory_gib` GiB.
+    """
+
+    name: str
+    vendor: Vendor
+    platform: str
+    target: str
+    smem_bytes: int | None = None
+    bandwidth_gbs: float | None = None
+    tflops: Mapping[str, float] = field(default_factory=dict)
+    memory_gib: int | None = None
+    aliases: tuple[Alias, ...] = ()
+
+    @property
+    def spoken_name(self) -> str:
+        """The name as the driver prints it, with spaces."""
+        return self.name.replace("_", " ")
+
+    @property
+    def fp8_matrix_unit(self) -> bool:
+        """Whether the device multiplies FP8 matrices in hardware."""
+        return self.platform in FP8_PLATFORMS
+
+
+FP8_PLATFORMS = frozenset({"cuda-sm89", "cuda-sm90", "cuda-sm100", "cuda-sm120", "rocm-gfx942", "rocm-gfx950"})
+
+_SM80 = {"vendor": "nvidia", "platform": "cuda-sm80", "target": "sm_80", "smem_bytes": 163 * KIB}
+_SM86 = {"vendor": "nvidia", "platform": "cuda-sm80", "target": "sm_86", "smem_bytes": 99 * KIB}
+_SM89 = {"vendor": "nvidia", "platform": "cuda-sm89", "target": "sm_89", "smem_bytes": 99 * KIB}
+_SM90 = {"vendor": "nvidia", "platform": "cuda-sm90", "target": "sm_90", "smem_bytes": 227 * KIB}
+_SM100 = {"vendor": "nvidia", "platform": "cuda-sm100", "target": "sm_100", "smem_bytes": 227 * KIB}
+_SM103 = {"vendor": "nvidia", "platform": "cuda-sm100", "target": "sm_103", "smem_bytes": 227 * KIB}
+_SM120 = {"vendor": "nvidia", "platform": "cuda-sm120", "target": "sm_120", "smem_bytes": 99 * KIB}
+_SM121 = {"vendor": "nvidia", "platform": "cuda-sm120", "target": "sm_121", "smem_bytes": 99 * KIB}
+_GFX942 = {"vendor": "amd", "platform": "rocm-gfx942", "target": "gfx942", "smem_bytes": 64 * KIB}
+_GFX950 = {"vendor": "amd", "platform": "rocm-gfx950", "target": "gfx950", "smem_bytes": 160 * KIB}
+_BMG = {"vendor": "intel", "platform": "xpu-bmg", "target": "bmg", "smem_bytes": 128 * KIB}
+
+_H200_FAMILY = "vllm-project/vllm#23642: one set of fused-MoE configs for every H200"
+_OAM = "ROCm/vllm#304 and #359: the same part is reported with and without the OAM suffix"
+_RADEON = "sgl-project/sglang#3418 and #3492: tuned on an MI300X that called itself AMD Radeon Graphics"
+_MI308 = "vllm-project/vllm#27623: one MI308X, three names, depending on the image"
+_H20_3E = "sgl-project/sglang#4028: an H20 with HBM3e under its own name; same compute units, faster memory"
+_BMG_ID = "intel/torch-xpu-ops#2990 (device id 0xE211), intel/compute-runtime#590: drivers without the brand string"
+
+
+def _device(
+    name: str,
+    base: Mapping[str, object],
+    gbs: float | None = None,
+    memory: int | None = None,
+    bf16: float | None = None,
+    fp8: float | None = None,
+    aliases: tuple[Alias, ...] = (),
+) -> Device:
+    peaks = {dtype: value for dtype, value in (("bf16", bf16), ("fp16", bf16), ("fp8", fp8)) if value is not None}
+    return Device(name, bandwidth_gbs=gbs, memory_gib=memory, tflops=peaks, aliases=aliases, **base)  # type: ignore[arg-type]
+
+
+DEVICES: tuple[Device, ...] = (
+    Device("cpu", "cpu", "cpu", "cpu"),
+    _device("NVIDIA_A100-SXM4-80GB", _SM80, 2039, 80, 312),
+    _device("NVIDIA_A100-SXM4-40GB", _SM80, 1555, 40, 312),
+    _device("NVIDIA_A100_80GB_PCIe", _SM80, 1935, 80, 312),
+    _device("NVIDIA_A800-SXM4-80GB", _SM80, 2039, 80, 312),
+    _device("NVIDIA_A10", _SM86, 600, 24, 125),
+    _device("NVIDIA_A40", _SM86, 696, 48, 149.7),
+    _device("NVIDIA_GeForce_RTX_3090", _SM86, 936, 24, 71),
+    _device("NVIDIA_L4", _SM89, 300, 24, 121, 242.5),
+    _device("NVIDIA_L20", _SM89, 864, 48, 119.5, 239),
+    _device("NVIDIA_L40S", _SM89, 864, 48, 362, 733),
+    _device("NVIDIA_GeForce_RTX_4090", _SM89, 1008, 24, 165.2, 330.3),
+    _device("NVIDIA_RTX_6000_Ada_Generation", _SM89, 960, 48, 364.2, 728.5),
+    _device("NVIDIA_RTX_5880_Ada_Generation", _SM89, 960, 48),
+    _device("NVIDIA_H100_80GB_HBM3", _SM90, 3350, 80, 989.4, 1978.9),
+    _device("NVIDIA_H100_PCIe", _SM90, 2039, 80, 756, 1513),
+    _device("NVIDIA_H100_NVL", _SM90, 3938, 94, 835.5, 1670.5),
+    _device("NVIDIA_H800", _SM90, 3350, 80, 989.4, 1978.9),
+    _device("NVIDIA_H20", _SM90, 4000, 96, 148, 296),
+    _device("NVIDIA_H20-3e", _SM90, 4800, 141, 148, 296, (Alias("NVIDIA_H20", "variant", _H20_3E),)),
+    _device("NVIDIA_H200", _SM90, 4800, 141, 989.4, 1978.9),
+    _device("NVIDIA_H200_NVL", _SM90, 4800, 141, 835.5, 1670.5, (Alias("NVIDIA_H200", "variant", _H200_FAMILY),)),
+    _device("NVIDIA_B200", _SM100, 8000, 180, 2250, 4500),
+    _device("NVIDIA_GB200", _SM100, 8000, 186, 2500, 5000),
+    _device("NVIDIA_B300_SXM6_AC", _SM103, 8000, 270, 2250, 4500),
+    _device("NVIDIA_GB300", _SM103, 8000, 279, 2500, 5000),
+    _device("NVIDIA_GeForce_RTX_5090", _SM120, 1792, 32, 209.5, 419),
+    _device("NVIDIA_RTX_PRO_6000_Blackwell_Server_Edition", _SM120, 1597, 96),
+    _device("NVIDIA_RTX_PRO_6000_Blackwell_Workstation_Edition", _SM120, 1792, 96),
+    _device("NVIDIA_RTX_PRO_6000_Blackwell_Max-Q_Workstation_Edition", _SM120, 1792, 96),
+    _device("NVIDIA_GB10", _SM121, 273, 119),
+    _device(
+        "AMD_Instinct_MI300X",
+        _GFX942,
+        5300,
+        192,
+        1307.4,
+        2614.9,
+        (Alias("AMD_Instinct_MI300X_OAM", "spelling", _OAM), Alias("AMD_Radeon_Graphics", "spelling", _RADEON)),
+    ),
+    _device(
+        "AMD_Instinct_MI308X", _GFX942, 5300, 192, None, None, (Alias("AMD_Instinct_MI308X_OAM", "spelling", _MI308),)
+    ),
+    _device(
+        "AMD_Instinct_MI325X", _GFX942, 6000, 256, 1307.4, 2614.9, (Alias("AMD_Instinct_MI325X_OAM", "spelling", _OAM),)
+    ),
+    _device("AMD_Instinct_MI350X", _GFX950, 8000, 288, 2306.9, 4613.7),
+    _device("AMD_Instinct_MI355X", _GFX950, 8000, 288, 2516.6, 5033.2),
+    # Arc Pro B60: 20 Xe2 cores, 456 GB/s, no FP8 matrix unit; local_mem_size 128 KiB (intel/torch-xpu-ops#2990).
+    _device(
+        "Intel(R)_Arc(TM)_Pro_B60_Graphics",
+        _BMG,
+        456,
+        24,
+        98.5,
+        aliases=(Alias("Intel(R)_Graphics_[0xe211]", "spelling", _BMG_ID),),
+    ),
+    _device("Intel(R)_Arc(TM)_Pro_B50_Graphics", _BMG, 224, 16, 85),
+    _device("Intel(R)_Arc(TM)_Pro_B70_Graphics", _BMG, 608, 32),
+    _device("Intel(R)_Arc(TM)_B580_Graphics", _BMG, 456, 12, 116.5),
+    _device("Intel(R)_Arc(TM)_B570_Graphics", _BMG, 380, 10),
+)
+
+# Names that a driver gives to a part it does not know: many different devices share them.
+FALLBACK_NAMES: Mapping[str, str] = {
+    "AMD_Radeon_Graphics": "an MI300X, an MI308X or any consumer part, depending on driver and image",
+    "Intel(R)_Graphics": "any Intel part whose brand string the driver does not have",
+    "Intel(R)_Arc(TM)_Graphics": "any integrated Arc part",
+    "AMD_Instinct": "any Instinct part",
+}
+
+
+def normalise(name: str) -> str:
+    """The `device_name` field for a name as a driver prints it (`NVIDIA H200` -> `NVIDIA_H200`)."""
+    return name.strip().replace(" ", "_")
+
+
+@cache
+def _by_name() -> Mapping[str, Device]:
+    table: dict[str, Device] = {}
+    for device in DEVICES:
+        table[device.name] = device
+    for device in DEVICES:
+        for alias in device.aliases:
+            if alias.relation == "spelling" and alias.name not in FALLBACK_NAMES:
+                table.setdefault(alias.name, device)
+    return table
+
+
+def find(name: str) -> Device | None:
+    """The device that reports `name` (spaces or underscores, canonical or another spelling), or None."""
+    return _by_name().get(normalise(name))
+
+
+def get(name: str) -> Device:
+    """As `find`, but an unknown name is a UsageError that lists the nearest known ones."""
+    device = find(name)
+    if device is None:
+        near = difflib.get_close_matches(normalise(name), list(_by_name()), n=3, cutoff=0.5)
+        hint = f"did you mean {', '.join(near)}?" if near else "`orchestrator doctor` prints the name of this device"
+        raise UsageError(f"unknown device {name!r}", field="device_name", fix=hint)
+    return device
+
+
+def lookup_names(name: str) -> tuple[tuple[str, Alias | None], ...]:
+    """Names under which config files are looked for, in order: the device's own, then its reviewed aliases.
+
+    A device that reports one of the other spellings searches that spelling first and the canonical name next.
+    """
+    own = normalise(name)
+    device = find(own)
+    names: list[tuple[str, Alias | None]] = [(own, None)]
+    if device is None:
+        return tuple(names)
+    if device.name != own:
+        said = next(alias for alias in device.aliases if alias.name == own)
+        names.append((device.name, Alias(device.name, said.relation, said.source)))
+    names.extend((alias.name, alias) for alias in device.aliases if alias.name != own)
+    return tuple(names)
+
+
+def near(name: str, limit: int = 3) -> tuple[str, ...]:
+    """Known devices that a person may have meant or may want to compare with: same target first, then by spelling."""
+    own = normalise(name)
+    device = find(own)
+    ranked = sorted(
+        (d for d in DEVICES if d.name != own and d.vendor != "cpu"),
+        key=lambda d: (
+            device is None or d.target != device.target,
+            -difflib.SequenceMatcher(None, own, d.name).ratio(),
+        ),
+    )
+    return tuple(d.name for d in ranked[:limit])

@@ -1,0 +1,85 @@
+"""Selection: a pure function from (op, problem, capabilities, request) to a backend and the chain it walked.
+
+An explicit request is looked up first and is honoured or refused with the reason; the order of the rows matters to
+`auto` alone, so no row can stand in the way of a request.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+from moegate.dispatch.model import Capabilities, DispatchRefused, Problem, Row, Selection, Step
+from moegate.dispatch.platforms import platform_name
+from moegate.dispatch.rows import OPS, ROWS
+from moegate.errors import UsageError
+
+AUTO = "auto"
+
+
+def select(
+    op: str,
+    problem: Problem,
+    caps: Capabilities,
+    request: str = AUTO,
+    *,
+    rows: tuple[Row, ...] = ROWS,
+) -> Selection:
+    """Choose the backend of `op`.
+
+    Args:
+        op: a name of `rows.OPS`.
+        problem: what is to be computed.
+        caps: what this process (or a simulated one) can do.
+        request: `auto` or a backend's name.
+        rows: the table, for simulations.
+
+    Raises:
+        UsageError: no such op.
+        DispatchRefused: the requested backend does not exist or cannot serve, or nothing can.
+    """
+    platform = platform_name(caps.platform)
+    mine = tuple(row for row in rows if row.op == op)
+    if not mine:
+        near = difflib.get_close_matches(op, OPS, n=1)
+        raise UsageError(f"unknown op {op!r:.60}", field="op", fix=f"one of {', '.join(near or OPS)}")
+    if request != AUTO:
+        return _explicit(op, platform, mine, problem, caps, request)
+    chain: list[Step] = []
+    for row in mine:
+        why = refusal(row, problem, caps, platform) or _not_for_auto(row, platform)
+        if why is None:
+            chain.append(Step(row.backend, True, row.reason))
+            return Selection(op, platform, request, row.backend, tuple(chain))
+        chain.append(Step(row.backend, False, why))
+    raise DispatchRefused(f"no backend of {op} can serve on {platform}", chain=tuple(chain), fix=chain[-1].why)
+
+
+def refusal(row: Row, problem: Problem, caps: Capabilities, platform: str) -> str | None:
+    """Why `row` cannot serve, or None."""
+    if platform not in row.platforms:
+        return f"not on {platform}"
+    return next((why for condition in row.when if (why := condition(problem, caps)) is not None), None)
+
+
+def _not_for_auto(row: Row, platform: str) -> str | None:
+    if row.auto is not None and platform not in row.auto:
+        return f"on {platform} only by name"
+    return None
+
+
+def _explicit(
+    op: str, platform: str, rows: tuple[Row, ...], problem: Problem, caps: Capabilities, request: str
+) -> Selection:
+    row = next((row for row in rows if row.backend == request), None)
+    if row is None:
+        raise DispatchRefused(
+            f"{op} has no backend {request!r:.60}", fix=f"auto or one of {', '.join(row.backend for row in rows)}"
+        )
+    why = refusal(row, problem, caps, platform)
+    if why is None:
+        return Selection(op, platform, request, request, (Step(request, True, "requested by name"),))
+    raise DispatchRefused(
+        f"{op}: {request} cannot serve on {platform}: {why}",
+        chain=(Step(request, False, why),),
+        fix="ask for auto, or for a backend that `orchestrator dispatch show` marks as able",
+    )

@@ -1,0 +1,9 @@
+"""Model families: what a Hugging Face config.json says about a model's MoE layers, without torch."""
+
+from __future__ import annotations
+
+from moegate.families.layout import Layout, layout_of, load_layout
+from moegate.families.quant import Quant
+from moegate.families.table import FAMILIES, Family
+
+__all__ = ["FAMILIES", "Family", "Layout", "Quant", "layout_of", "load_layout"]
