@@ -1,0 +1,53 @@
+# The two commands of the README, and what a contributor types. Everything builds .venv first; a second call costs nothing.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.moegate-stamp
+MATRIX ?= matrix.yaml
+RUN ?=
+PYTEST ?=
+
+.PHONY: help venv run test lint unit wheelhouse image base-image constraints clean distclean
+
+help:  ## print this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml constraints/cpu.txt scripts/venv.sh
+	@scripts/venv.sh $(STAMP)
+
+venv: $(STAMP)  ## build .venv (Python, CPU torch and Triton, this project)
+
+run: venv  ## run $(MATRIX): tune, measure, gate; the last lines give the verdict and the report (RUN= adds options)
+	@$(VENV)/bin/orchestrator run $(MATRIX) $(RUN)
+
+test: lint unit  ## everything that must be green before a merge (what this machine lacks is skipped, with the reason)
+
+lint: venv  ## ruff, mypy --strict and the import contracts
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy
+	@$(VENV)/bin/lint-imports --no-logo
+
+unit: venv  ## pytest (PYTEST= adds options: make unit PYTEST='-k configs')
+	@$(PY) -m pytest $(PYTEST)
+
+wheelhouse: venv  ## download what the CPU image installs into wheelhouse/
+	@scripts/wheelhouse.sh
+
+base-image:  ## make the local base image with debootstrap (root), where no registry can be reached
+	@scripts/base-image.sh
+
+image: venv wheelhouse  ## build the CPU image from dockerfiles/cpu.Dockerfile and the wheelhouse
+	@$(PY) -m orchestrator.images dockerfiles/cpu.Dockerfile
+
+constraints: venv  ## write constraints/cpu.txt from what is in .venv now
+	@scripts/constraints.sh
+
+clean:  ## remove caches, builds and the wheelhouse
+	@rm -rf build dist wheelhouse .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis ./*.egg-info
+	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean  ## and .venv
+	@rm -rf $(VENV) .venv.lock
