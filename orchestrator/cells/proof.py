@@ -1,0 +1,51 @@
+"""Did a launch get what its arm asked for? A number measured on something else is no number."""
+
+from __future__ import annotations
+
+from moegate import canonical
+from moegate.records import Measurement, Proof
+from orchestrator.cells.base import Work
+
+__all__ = ["wrong_proof"]
+
+
+def wrong_proof(work: Work, measurement: Measurement) -> str | None:
+    """Return how a launch's proof contradicts its cell and arm, or None where it holds."""
+    for launch in measurement.launches:
+        if launch.proof is None:
+            return "the launch does not say which backend and configs it used"
+        reason = _wrong_backend(work, launch.proof) or _wrong_configs(work, launch.proof)
+        if reason:
+            return reason
+    return None if measurement.launches else "the result holds no launch"
+
+
+def _wrong_backend(work: Work, proof: Proof) -> str | None:
+    engine, wanted = work.cell.axes.get("engine"), work.cell.axes.get("moe_runner_backend")
+    if proof.engine != engine:
+        return f"asked for engine {engine}, got {proof.engine}"
+    if proof.requested_backend != wanted:
+        return f"asked for backend {wanted}, the launch was told {proof.requested_backend}"
+    if wanted != "auto" and proof.resolved_backend != wanted:
+        return f"asked for backend {wanted}, got {proof.resolved_backend}"
+    others = {name: count for name, count in proof.calls.items() if count and name != proof.resolved_backend}
+    if others:
+        return f"resolved to {proof.resolved_backend}, yet calls went to {', '.join(sorted(others))}"
+    if proof.calls and not proof.calls.get(proof.resolved_backend):
+        return f"no call reached {proof.resolved_backend}"
+    return None
+
+
+def _wrong_configs(work: Work, proof: Proof) -> str | None:
+    name = work.arm.name if work.arm else "?"
+    tuned = [use for use in proof.configs if use.reason != "default"]
+    if work.configs is None:
+        if tuned:
+            return f"arm {name} asked for no configs, yet {tuned[0].file} was used"
+        return None
+    trees = {canonical.tree_digest(path) for path in (work.configs, work.configs / "configs")}
+    if proof.configs_digest not in trees:
+        return f"arm {name} asked for the configs in {work.configs.name}, the launch read another tree"
+    if work.arm and work.arm.configs == "tuned" and proof.configs and not tuned:
+        return f"arm {name} asked for tuned configs, yet every lookup fell back to the default"
+    return None

@@ -1,0 +1,51 @@
+"""What a person should know about a plan before it runs."""
+
+from __future__ import annotations
+
+from moegate.records import Plan
+
+__all__ = ["warnings"]
+
+
+def warnings(plan: Plan) -> tuple[str, ...]:
+    """Return one line per thing that will limit what the run can show."""
+    found = [*_undetectable(plan), *_interpreter(plan), *_budget(plan)]
+    return tuple(found)
+
+
+def _undetectable(plan: Plan) -> list[str]:
+    """2^-confirm > q / cells: then no result, however large, can be called significant."""
+    if plan.compare is None:
+        return []
+    from moegate.stats import detectable, pairs_to_detect
+
+    out = []
+    for family in ("kernel", "serving"):
+        cells = sum(1 for cell in plan.cells if cell.family == family and cell.kind != "accuracy" and not cell.aa)
+        if cells and not detectable(plan.compare.confirm, plan.gate.q, cells):
+            need = pairs_to_detect(plan.gate.q, cells)
+            out.append(
+                f"confirm {plan.compare.confirm} cannot find anything in {cells} {family} cells at q {plan.gate.q:g}: "
+                f"write confirm: {need} or more"
+            )
+    return out
+
+
+def _interpreter(plan: Plan) -> list[str]:
+    used = {cell.pool for cell in plan.cells}
+    names = [pool.name for pool in plan.pools if pool.device == "cpu" and pool.name in used]
+    if not names:
+        return []
+    return [
+        f"pool {', '.join(names)} runs Triton kernels in Triton's interpreter: "
+        "its timings are real, and no claim about hardware"
+    ]
+
+
+def _budget(plan: Plan) -> list[str]:
+    total = sum(cell.estimate_s or 0.0 for cell in plan.cells)
+    if plan.gate.budget_s is None or total <= plan.gate.budget_s:
+        return []
+    return [
+        f"about {total / 60:.0f} min of work for a budget of {plan.gate.budget_s / 60:.0f} min: cells may be cut off"
+    ]
