@@ -1,0 +1,126 @@
+"""The routed experts as this process runs them: backend, configs, counts, and the proof of all three."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moegate import canonical
+from moegate.configs import ConfigTree, Pair
+from moegate.dispatch import Capabilities, Problem, Selection, select
+from moegate.records import ConfigUse, Proof
+from serving.server.spec import DecoderSpec
+from serving.server.weights import MoeWeights
+from xkernels import device as devices
+from xkernels.ops import fused_experts as ops
+from xkernels.ops.topk import Router, topk, topk_reference
+
+__all__ = ["Experts", "capabilities", "kernel_hash"]
+
+OP = "fused_experts"
+CONFIGURED = "triton"  # the one backend that looks tuned configs up
+
+ExpertConfigs = tuple[dict[str, Any], dict[str, Any]]
+
+
+def capabilities(live: devices.Device) -> Capabilities:
+    """What this process can do, as dispatch asks."""
+    try:
+        from triton import __version__ as triton
+    except ImportError:
+        triton = None
+    return Capabilities(live.platform(), torch.__version__, triton, devices.is_interpreted())
+
+
+def kernel_hash() -> str:
+    """Hash of the operators' source files: two servers with the same hash ran the same kernels."""
+    root = Path(ops.__file__).parent
+    files = sorted(path for path in root.rglob("*.py"))
+    return hashlib.sha256("".join(canonical.file_digest(path) for path in files).encode()).hexdigest()[:16]
+
+
+class Experts:
+    """Runs the experts of every MoE layer and keeps account of it.
+
+    Args:
+        spec: the decoder.
+        dtype: activations and weights.
+        live: the device.
+        request: a backend's name, or `auto`; what cannot be honoured raises DispatchRefused.
+        configs: root of the config tree; None is the empty tree (every lookup answers `default`).
+    """
+
+    def __init__(
+        self, spec: DecoderSpec, dtype: torch.dtype, live: devices.Device, request: str, configs: Path | None
+    ) -> None:
+        self.spec = spec
+        name = str(dtype).removeprefix("torch.")
+        self.caps = capabilities(live)
+        problem = Problem(dtype=name, experts=spec.experts, topk=spec.topk, hidden=spec.hidden, groups=spec.groups)
+        self.selection: Selection = select(OP, problem, self.caps, request)
+        self.chooser: Selection = select("topk", problem, self.caps)
+        self.tree = ConfigTree(configs)
+        self.pair: Pair | None = None
+        if self.selection.resolved == CONFIGURED:
+            key = spec.layout.key(config_device(live), dtype=name, fuse_shared=False)
+            self.pair = self.tree.resolve_pair(key, triton=self.caps.triton or "")
+        self.router = Router(
+            spec.topk, spec.scoring, spec.renormalise, spec.routed_scaling, spec.groups, spec.top_groups
+        )
+        self.rows: Counter[int] = Counter()
+        self._configs = functools.cache(self._configs_for)
+
+    def route(self, moe: MoeWeights, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose experts for rows of `x` [M, H]: weights float32 and ids int32, both [M, topk]."""
+        logits = torch.nn.functional.linear(x.float(), moe.router)
+        choose = topk if self.chooser.resolved == "triton" else topk_reference
+        return choose(logits, self.router, moe.correction)
+
+    def __call__(self, x: torch.Tensor, experts: ops.PreparedExperts, weights: torch.Tensor, ids: torch.Tensor
+                 ) -> torch.Tensor:  # fmt: skip
+        """Routed experts of one layer; `x` [M, H] -> [M, H]."""
+        up, down = self._configs(x.shape[0])
+        self.rows[x.shape[0]] += 1
+        return ops.fused_experts(x, experts, weights, ids, backend=self.selection.resolved, up=up, down=down)
+
+    def proof(self) -> Proof:
+        """What was asked, what ran, and which config every batch size got."""
+        return Proof(
+            engine="moegate",
+            requested_backend=self.selection.requested,
+            resolved_backend=self.selection.resolved,
+            chain=tuple(asdict(step) for step in self.selection.chain),
+            configs_root=None if self.tree.root is None else str(self.tree.root),
+            configs_digest=_tree_digest(self.tree.root),
+            configs=tuple(use for m in sorted(self.rows) for use in self._uses(m)),
+            calls={self.selection.resolved: self.rows.total()},
+            kernel_hash=kernel_hash(),
+        )
+
+    def _configs_for(self, m: int) -> ExpertConfigs | tuple[None, None]:
+        return (None, None) if self.pair is None else self.pair.for_batch(m, self.spec.topk)
+
+    def _uses(self, m: int) -> list[ConfigUse]:
+        if self.pair is None:
+            return []
+        up, down = self.pair.for_batch(m, self.spec.topk)
+        return [
+            ConfigUse(OP, found.projection, m, found.file, found.reason, config, found.alias, self.rows[m])
+            for found, config in ((self.pair.up, up), (self.pair.down, down))
+        ]
+
+
+@functools.cache
+def _tree_digest(root: Path | None) -> str:
+    return canonical.digest([]) if root is None else canonical.tree_digest(root)
+
+
+def config_device(live: devices.Device) -> str:
+    """The device name that config files use: under the interpreter and on the CPU it is `cpu`."""
+    return "cpu" if live.kind == "cpu" else live.identity().name

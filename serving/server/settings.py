@@ -1,0 +1,39 @@
+"""What a server is started with: one record, from the command line to the worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["Graph", "Settings"]
+
+Graph = Literal["eager", "full"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The worker's settings.
+
+    `configs` is a folder, or None for the empty tree. `weights` is `random` or a folder. `slots` 0 and `length` 0 are
+    chosen by the worker: from the device's kind, and from the model. `record` is where expert choices go.
+    """
+
+    model: str
+    weights: str = "random"
+    dtype: str = "auto"
+    backend: str = "auto"
+    graph: Graph = "eager"
+    configs: str | None = None
+    seed: int = 0
+    slots: int = 0
+    length: int = 0
+    prefill_tokens: int = 4096
+    record: str | None = None
+    record_min_tokens: int = 64
+    threads: int = 0
+
+    @property
+    def config_root(self) -> Path | None:
+        """`configs` as a path."""
+        return None if self.configs is None else Path(self.configs)

@@ -1,0 +1,184 @@
+"""The process that holds the device: `python -m serving.server.worker FD`.
+
+It is executed anew by the HTTP process (nothing that touched a device is ever forked), takes its settings as the first
+message, and ends when the other end of its socket is closed, or with the process that started it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import signal
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from moegate.errors import MoegateError, UsageError
+from moegate.exits import Exit
+from serving.server.channel import Channel, Message
+from serving.server.settings import Settings
+
+__all__ = ["main"]
+
+_PR_SET_PDEATHSIG = 1
+_DTYPES = ("float32", "float16", "bfloat16")
+_SLOTS = {"cpu": 16}  # every other kind of device: 128
+_MAX_LENGTH = 4096
+
+
+class Worker:
+    """A decoder, its batcher, and the conversation with the HTTP process."""
+
+    def __init__(self, settings: Settings, channel: Channel) -> None:
+        import torch
+
+        from serving.server.batcher import Batcher
+        from serving.server.decoder import Decoder
+        from serving.server.experts import Experts
+        from serving.server.kvcache import KvCache
+        from serving.server.recorder import Recorder
+        from serving.server.spec import read_spec
+        from serving.server.weights import Random, Safetensors, Source, build
+        from xkernels import device as devices
+
+        began = time.perf_counter()
+        self.settings, self.channel = settings, channel
+        self.live = devices.live()
+        _quiet_threads(settings.threads)
+        self.spec = read_spec(Path(settings.model))
+        dtype = _dtype(settings.dtype, self.spec.dtype)
+        where = self.live.torch_device()
+        slots = settings.slots or _SLOTS.get(self.live.kind, 128)
+        length = min(settings.length or _MAX_LENGTH, self.spec.max_positions)
+        self.experts = Experts(self.spec, dtype, self.live, settings.backend, settings.config_root)
+        recorder = None
+        if settings.record is not None:
+            recorder = Recorder(Path(settings.record), len(self.spec.moe_layers), settings.record_min_tokens)
+        source: Source = (
+            Random(settings.seed, dtype, where)
+            if settings.weights == "random"
+            else Safetensors(Path(settings.weights), dtype, where)
+        )
+        with torch.inference_mode():
+            width = self.spec.kv_heads * self.spec.head_dim
+            cache = KvCache(self.spec.layers, slots, length, width, dtype, where)
+            decoder = Decoder(self.spec, build(self.spec, source), cache, self.experts, recorder)
+            self.batcher = Batcher(decoder, settings.prefill_tokens, _decode_step(settings, decoder, self.live))
+        self.load_s = time.perf_counter() - began
+        self.step_s = 0.0
+
+    def serve(self) -> None:
+        """Answer messages and run steps until the HTTP process says stop or is gone."""
+        import torch
+
+        self.channel.send({"op": "ready", "info": self.info()})
+        with torch.inference_mode():
+            while True:
+                for message in self.channel.receive(wait=not self.batcher.busy):
+                    if message["op"] == "stop":
+                        return
+                    self._handle(message)
+                if not self.batcher.busy:
+                    continue
+                began = time.perf_counter()
+                tokens = self.batcher.step()
+                now = time.perf_counter()
+                self.step_s += now - began
+                self.channel.send({"op": "tokens", "at": now, "tokens": [[t.id, t.token, t.finish, t.logprob]
+                                                                         for t in tokens]})  # fmt: skip
+
+    def info(self) -> dict[str, Any]:
+        """What `/v1/server_info` tells: proof, device, versions, batch sizes, memory."""
+        from moegate.records import to_json
+
+        caps = self.experts.caps
+        return {
+            "proof": to_json(self.experts.proof()),
+            "device": to_json(self.live.identity()),
+            "versions": {"python": platform.python_version(), "torch": caps.torch or "", "triton": caps.triton or ""},
+            "environment": _code_generation(),
+            "interpreter": caps.interpreter,
+            "batch_sizes": {str(m): n for m, n in sorted(self.batcher.sizes.items())},
+            "peak_memory_bytes": self.live.peak_memory(),
+            "settings": asdict(self.settings),
+            "dtype": str(self.batcher.decoder.weights.embed.dtype).removeprefix("torch."),
+            "vocab": self.spec.vocab,
+            "slots": self.batcher.decoder.cache.slots,
+            "max_model_len": self.batcher.decoder.cache.length,
+            "running": len(self.batcher.running),
+            "waiting": len(self.batcher.waiting),
+            "free_slots": len(self.batcher.free),
+            "load_s": round(self.load_s, 3),
+            "step_s": round(self.step_s, 6),
+        }
+
+    def _handle(self, message: Message) -> None:
+        from serving.server.batcher import Request
+
+        match message["op"]:
+            case "add":
+                self.batcher.add(Request(**message["request"]))
+            case "cancel":
+                self.batcher.cancel(message["id"])
+            case "info":
+                self.channel.send({"op": "info", "info": self.info()})
+            case other:
+                raise ValueError(f"unknown message {other!r}")
+
+
+def _decode_step(settings: Settings, decoder: Any, live: Any) -> Any:
+    """The decode step of `graph: full`, or None for the eager one."""
+    if settings.graph == "eager":
+        return None
+    from serving.server.graphs import GraphedDecode
+
+    return GraphedDecode(decoder, live)
+
+
+def _quiet_threads(threads: int) -> None:
+    """Leave one core to HTTP and the client: their time stamps are the measurement."""
+    import torch
+
+    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) - 1))
+
+
+def _dtype(request: str, model: str) -> Any:
+    import torch
+
+    name = model if request == "auto" else request
+    if name not in _DTYPES:
+        raise UsageError(f"{name!r} is not served", field="dtype", fix=f"auto or one of {', '.join(_DTYPES)}")
+    return getattr(torch, name)
+
+
+def _code_generation() -> dict[str, str]:
+    """Variables that change generated code, as this process sees them."""
+    prefixes = ("TRITON_", "IGC_", "SYCL_", "NEO", "AMDGCN_", "HIP_", "PYTORCH_")
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}
+
+
+def main() -> int:
+    """Serve one HTTP process; returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the HTTP process ends us in order
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    channel = Channel(int(sys.argv[1]))
+    try:
+        (first, *_) = channel.receive(wait=True)
+        settings = Settings(**first["settings"])
+        try:
+            worker = Worker(settings, channel)
+        except (MoegateError, OSError) as error:
+            code = error.exit if isinstance(error, MoegateError) else Exit.INFRA
+            channel.send({"op": "failed", "exit": int(code), "message": str(error)})
+            return int(code)
+        worker.serve()
+    except EOFError:
+        return int(Exit.OK)
+    return int(Exit.OK)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
