@@ -1,0 +1,22 @@
+"""Compare: launches to pairs to verdicts, recomputed from records alone."""
+
+from __future__ import annotations
+
+from orchestrator.compare.core import TAIL_FLOORS, arms_of, compare, family_of, rules_of
+from orchestrator.compare.pairs import CellPairs, Pair, pair_up, samples_of, value_of
+from orchestrator.compare.prediction import Prediction, predict
+
+__all__ = [
+    "TAIL_FLOORS",
+    "CellPairs",
+    "Pair",
+    "Prediction",
+    "arms_of",
+    "compare",
+    "family_of",
+    "pair_up",
+    "predict",
+    "rules_of",
+    "samples_of",
+    "value_of",
+]
