@@ -1,8 +1,11 @@
 # The CPU image: `tuner`, `serving` and `orchestrator` on torch's CPU build and Triton's interpreter.
 #
-# Context: wheelhouse/ (made by `make wheelhouse`). Nothing is downloaded here: no package index, no certificate of one, and no
-# pip configuration reaches the image. Written for the classic builder as well as BuildKit: no RUN --mount, no heredoc.
-# The base needs Python 3.11 with its venv module: `make base-image` makes one, or pass --build-arg BASE=python:3.11-slim-bookworm.
+# moegate-context: wheelhouse
+#
+# `make wheelhouse` makes the context. Nothing is downloaded here: no package index, no certificate of one and no pip
+# configuration reaches the image. Written for the classic builder as well as BuildKit: no RUN --mount, no heredoc.
+# The base needs Python 3.11 with its venv module: `make base-image` makes one where no registry can be reached; elsewhere
+# --build-arg BASE=docker.io/library/python:3.11-slim-bookworm does.
 ARG BASE=moegate-base:bookworm
 
 # hadolint ignore=DL3006
@@ -14,15 +17,10 @@ RUN python3 -m venv /opt/moegate \
 
 # hadolint ignore=DL3006
 FROM ${BASE} AS runner
-ARG REVISION=unknown
-ARG CREATED=unknown
-ARG VERSION=0.1.0
+# Revision, version and time of the build are labels that the builder adds: as arguments they would defeat the cache.
 LABEL org.opencontainers.image.title="moegate (CPU)" \
       org.opencontainers.image.description="Kernel tuning, serving and checks on a CPU" \
-      org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.revision="${REVISION}" \
-      org.opencontainers.image.created="${CREATED}" \
-      org.opencontainers.image.version="${VERSION}"
+      org.opencontainers.image.licenses="Apache-2.0"
 RUN groupadd --gid 10001 moegate && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin moegate
 COPY --from=packages /opt/moegate /opt/moegate
 # Our own wheel last: a change of ours costs one thin layer.

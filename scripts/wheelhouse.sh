@@ -18,10 +18,12 @@ own=$(mktemp -d)
 trap 'rm -rf "$own"' EXIT
 pip() { "$python" -m pip --disable-pip-version-check "$@"; }
 
-# The same sources give the same wheel: file times come from the last commit, not from the clock.
-SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || echo 1735689600)
+# The same sources give the same wheel, and so the same image tag: file times are fixed.
+SOURCE_DATE_EPOCH=1735689600
 export SOURCE_DATE_EPOCH
+rm -rf build  # an earlier build's folder would smuggle deleted modules into the wheel
 pip wheel --quiet --no-deps --wheel-dir "$own" .
+rm -rf build
 
 key=$(cat constraints/cpu.txt scripts/wheelhouse.sh <(sed -n '/^dependencies/,/^\]/p;/optional-dependencies/,/^$/p' pyproject.toml) \
     <(echo "$image_python") | sha256sum | cut -d ' ' -f 1)

@@ -1,0 +1,101 @@
+"""The Docker daemon of this host: a negotiated connection, what it is, and which failures are its own.
+
+Both the image builder and the container isolation stand on this leaf. The docker package is imported when it is
+first needed, because most commands never talk to a daemon.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from moegate.errors import PoolError
+
+__all__ = ["LABEL", "DaemonFacts", "connect", "facts", "is_gone", "is_missing", "reason"]
+
+LABEL = "moegate"
+"""Prefix of our labels. Whatever carries `moegate.run` is ours to end; nothing else is."""
+
+
+@dataclass(frozen=True)
+class DaemonFacts:
+    """Which daemon a run really talked to (a context can silently point elsewhere)."""
+
+    id: str
+    version: str
+    api: str
+    address: str
+    storage: str
+    cgroup: str
+    cdi: bool
+
+    def record(self) -> dict[str, str]:
+        """As text values, for keys and records."""
+        return {
+            "docker.id": self.id,
+            "docker.version": self.version,
+            "docker.api": self.api,
+            "docker.address": self.address,
+            "docker.storage": self.storage,
+            "docker.cgroup": self.cgroup,
+        }
+
+
+def connect(timeout_s: float | None = 60.0) -> Any:
+    """Return a `docker.DockerClient` for the daemon that the environment or the current context names.
+
+    The API version is negotiated, so that engines from 20.10 (1.41) to 29 (1.5x) work. `timeout_s` bounds each read
+    of an answer; None waits for ever, as following a log needs.
+
+    Raises:
+        PoolError: no daemon answers.
+    """
+    import docker
+    from docker.errors import DockerException
+
+    try:
+        client = docker.from_env(version="auto", timeout=timeout_s)
+        client.ping()
+    except (DockerException, OSError) as error:
+        fix = "start one, or use isolation: process"
+        raise PoolError(f"no Docker daemon answers: {reason(error)} (fix: {fix})") from None
+    return client
+
+
+def facts(client: Any) -> DaemonFacts:
+    """Ask the daemon who it is."""
+    info = client.info()
+    return DaemonFacts(
+        id=str(info.get("ID", "")),
+        version=str(info.get("ServerVersion", "")),
+        api=str(client.api.api_version),
+        address=str(client.api.base_url),
+        storage=str(info.get("Driver", "")),
+        cgroup=f"v{info.get('CgroupVersion', '1')} {info.get('CgroupDriver', '')}".strip(),
+        cdi=bool(info.get("CDISpecDirs")) and bool(info.get("DiscoveredDevices", True)),
+    )
+
+
+def is_gone(error: BaseException) -> bool:
+    """Whether the daemon itself did not answer (it was stopped, or an answer did not come in time)."""
+    from docker.errors import APIError
+    from requests.exceptions import RequestException
+    from urllib3.exceptions import HTTPError
+
+    if isinstance(error, APIError):
+        return bool(error.response is not None and error.response.status_code in (502, 503, 504))
+    return isinstance(error, RequestException | HTTPError | OSError)
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether the daemon says that there is no such container, image or volume."""
+    from docker.errors import NotFound
+
+    return isinstance(error, NotFound)
+
+
+def reason(error: BaseException) -> str:
+    """One line that says what went wrong, without the client library's wrapping."""
+    explanation = getattr(error, "explanation", None)
+    text = str(explanation or error).strip() or type(error).__name__
+    return text.splitlines()[-1][:400]

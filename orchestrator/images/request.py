@@ -1,0 +1,194 @@
+"""What is to be built, and the name that its content gives it.
+
+A tag is `moegate/<image>:<digest>`, where the digest covers the Dockerfile, target, arguments, base image and every
+file of the build context. The same content is therefore built once, and a cell's key never depends on a moving tag.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moegate import canonical
+from moegate.errors import ImageError, UsageError
+from moegate.records import ImageSpec
+
+__all__ = ["BuildFailure", "BuildRequest", "BuiltImage", "Recipe", "read_recipe", "request"]
+
+_ARG = re.compile(r"^ARG\s+([A-Za-z_][A-Za-z0-9_]*)(?:=(\S+))?\s*$", re.MULTILINE)
+_STAGE = re.compile(r"^FROM\s+(?:--platform=\S+\s+)?(\S+)(?:\s+[Aa][Ss]\s+(\S+))?\s*$", re.MULTILINE)
+_CONTEXT = re.compile(r"^#\s*moegate-context:\s*(\S+)\s*$", re.MULTILINE)
+_NAME = re.compile(r"[^a-z0-9_.-]+")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a Dockerfile says of itself: its text, arguments with defaults, stages and build context.
+
+    `context` is the folder named by a `# moegate-context: FOLDER` line, relative to the folder above the Dockerfile's;
+    without such a line it is the Dockerfile's own folder.
+    """
+
+    path: Path
+    text: str
+    args: dict[str, str | None]
+    stages: tuple[str, ...]
+    context: Path
+
+    @property
+    def base(self) -> str | None:
+        """The default of the `BASE` argument: the image that the stages start from."""
+        return self.args.get("BASE")
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """One image to build. `labels` take no part in the content digest; `args` hold `BASE` where it is known."""
+
+    name: str
+    recipe: Recipe
+    tag: str
+    digest: str
+    target: str | None
+    args: dict[str, str]
+    labels: dict[str, str] = field(default_factory=dict)
+    network: str | None = None
+    timeout_s: float = 3600.0
+
+
+@dataclass(frozen=True)
+class BuiltImage:
+    """An image that is there. `id` is the config digest, which is what a cell's key holds.
+
+    `repo_digest` is empty for images that were never pushed or pulled. `packages` is `pip freeze`, `system` the sha256
+    of the list of system packages with their versions.
+    """
+
+    name: str
+    tag: str
+    id: str
+    built: bool
+    wall_s: float = 0.0
+    repo_digest: str = ""
+    size_bytes: int = 0
+    python: str = ""
+    packages: tuple[str, ...] = ()
+    system: str = ""
+
+    def record(self) -> dict[str, str]:
+        """As text values, for keys and records."""
+        return {
+            f"image.{self.name}.id": self.id,
+            f"image.{self.name}.tag": self.tag,
+            f"image.{self.name}.packages": canonical.digest(list(self.packages)) if self.packages else "",
+            f"image.{self.name}.system": self.system,
+        }
+
+
+@dataclass(frozen=True)
+class BuildFailure:
+    """An image that did not come about; only what depends on it is blocked. `tail` is the end of the build log."""
+
+    name: str
+    reason: str
+    tail: str = ""
+    timed_out: bool = False
+
+    def error(self) -> ImageError:
+        """The same as an exception, for callers that cannot go on."""
+        return ImageError(f"image {self.name}: {self.reason}" + (f"\n{self.tail}" if self.tail else ""))
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read a Dockerfile.
+
+    Raises:
+        UsageError: it cannot be read, has no FROM, or names a context outside the project.
+    """
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the Dockerfile: {error}", file=path) from None
+    stages = _STAGE.findall(text)
+    if not stages:
+        raise UsageError("no FROM line", file=path, fix="name a base: FROM ${BASE}")
+    root = path.resolve().parent.parent
+    named = _CONTEXT.search(text)
+    context = (root / named.group(1)).resolve() if named else path.resolve().parent
+    if not context.is_relative_to(root):
+        raise UsageError(f"the context {named.group(1) if named else context} leads outside the project", file=path)
+    return Recipe(
+        path=path.resolve(),
+        text=text,
+        args={name: default or None for name, default in _ARG.findall(text)},
+        stages=tuple(name for _, name in stages if name),
+        context=context,
+    )
+
+
+def request(
+    spec: ImageSpec,
+    root: Path,
+    *,
+    base_id: str = "",
+    labels: dict[str, str] | None = None,
+    timeout_s: float = 3600.0,
+    network: str | None = None,
+) -> BuildRequest:
+    """Turn an image of the matrix into a build request.
+
+    Args:
+        spec: an image with a `dockerfile` (relative to `root`).
+        root: the project's root.
+        base_id: the base image's id where it is local, so that a re-made base gives a new tag.
+        labels: OCI labels and our own; not part of the digest.
+        timeout_s: wall clock of the whole build.
+        network: `host` where the build has to reach an index through the host.
+
+    Raises:
+        UsageError: unknown build argument or target, or no context.
+    """
+    if spec.dockerfile is None:
+        raise UsageError(f"image {spec.name} has no dockerfile to build", field=f"images.{spec.name}.dockerfile")
+    recipe = read_recipe(root / spec.dockerfile)
+    args = dict(spec.args)
+    if spec.base:
+        args["BASE"] = spec.base
+    for name in args:
+        if name not in recipe.args:
+            raise UsageError(
+                f"no such build argument: {name}",
+                file=recipe.path,
+                field=f"images.{spec.name}.args",
+                fix=", ".join(sorted(recipe.args)) or "it takes none",
+            )
+    if spec.target and spec.target not in recipe.stages:
+        raise UsageError(
+            f"no such target: {spec.target}",
+            file=recipe.path,
+            field=f"images.{spec.name}.target",
+            fix=", ".join(recipe.stages) or "name a stage with FROM .. AS ..",
+        )
+    digest = canonical.digest(
+        {
+            "dockerfile": hashlib.sha256(recipe.text.encode()).hexdigest(),
+            "target": spec.target,
+            "args": args,
+            "base": base_id,
+            "context": canonical.tree_digest(recipe.context) if recipe.context.is_dir() else "",
+        }
+    )
+    name = _NAME.sub("-", spec.name.lower()).strip("-.") or "image"
+    return BuildRequest(
+        name=spec.name,
+        recipe=recipe,
+        tag=f"moegate/{name}:{digest[:16]}",
+        digest=digest,
+        target=spec.target,
+        args=args,
+        labels=dict(labels or {}),
+        network=network,
+        timeout_s=timeout_s,
+    )
