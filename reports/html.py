@@ -1,0 +1,99 @@
+"""`report.html`: one self-contained page that opens from disk, made from a run's records alone."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from moegate.records import RunBundle
+from reports.text import clean
+from reports.view import build_page
+from reports.view.changes import anchor_for
+
+__all__ = ["environment", "inline_asset", "render"]
+
+SECTIONS = (
+    ("verdict", "Verdict"),
+    ("changes", "Changes"),
+    ("square", "2x2"),
+    ("forest", "Movers"),
+    ("cells", "Cells"),
+    ("missing", "Missing"),
+    ("trust", "Trust"),
+)
+# Sort key, heading, class of the cell table's columns.
+COLUMNS = (
+    ("r", "outcome", ""),
+    ("n", "cell", ""),
+    ("k", "kind", "wide"),
+    ("o", "pool", "wide"),
+    ("g", "gain", "num"),
+    ("p", "pairs", "num wide"),
+    ("m", "detectable", "num wide"),
+)
+# The colour of the icon in the browser's tab, by tone.
+_ICONS = {"good": "#009e73", "bad": "#d55e00", "open": "#e69f00", "gone": "#cc79a7"}
+
+
+def _finalize(shown: Any) -> Any:
+    """Strip what must never be printed from every value that a template prints; markup of ours passes as it is."""
+    return shown if hasattr(shown, "__html__") else clean(str(shown))
+
+
+@functools.cache
+def environment() -> Environment:
+    """Return the template environment: everything is escaped, an unknown name is an error."""
+    loaded = Environment(
+        loader=PackageLoader("reports", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    loaded.globals["anchor_for"] = anchor_for
+    return loaded
+
+
+@functools.cache
+def inline_asset(name: str) -> tuple[Markup, str]:
+    """Return a style sheet or script of ours and the hash by which the page's security policy admits it."""
+    loader = environment().loader
+    assert loader is not None
+    source = loader.get_source(environment(), name)[0]
+    digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+    return Markup(source), f"sha256-{digest}"  # noqa: S704 - our own file, nothing of a run is in it
+
+
+def icon(tone: str) -> str:
+    """Return the tab icon as the escaped body of a data URI."""
+    colour = _ICONS.get(tone, "#56b4e9")
+    drawn = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 8 8"><rect width="8" height="8" rx="2" fill="{colour}"/></svg>'
+    return quote(drawn)
+
+
+def render(bundle: RunBundle) -> str:
+    """Return the report of a run as one HTML document without a single external reference."""
+    page = build_page(bundle)
+    style, style_hash = inline_asset("report.css")
+    script, script_hash = inline_asset("report.js")
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            page=page,
+            sections=SECTIONS,
+            columns=COLUMNS,
+            style=style,
+            style_hash=style_hash,
+            script=script,
+            script_hash=script_hash,
+            icon=icon(page.gate[2]),
+        )
+    )

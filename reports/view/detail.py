@@ -1,0 +1,317 @@
+"""The drill-down of one cell, within a share of the page's budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from markupsafe import Markup
+
+from moegate.records import Effect, Launch, RunBundle
+from reports import svg
+from reports.text import clip, count, duration, one_line, percent, tail, value
+from reports.view.changes import anchor_for, proofs
+from reports.view.joined import Joined, primary_value, side_of
+
+__all__ = ["Budget", "Detail", "EffectLine", "badges_of", "build_detail"]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one cell's drill-down may hold, so that a page of many cells stays light."""
+
+    launches: int
+    cases: int
+    log: int
+    figures: bool
+
+    @classmethod
+    def share(cls, cells: int) -> Budget:
+        """Return the budget of each of `cells` drill-downs: generous for few, frugal for hundreds."""
+        if cells <= 60:
+            return cls(launches=160, cases=200, log=6000, figures=True)
+        if cells <= 400:
+            return cls(launches=16, cases=12, log=600, figures=True)
+        return cls(launches=6, cases=6, log=300, figures=False)
+
+
+@dataclass(frozen=True)
+class EffectLine:
+    """One metric of a cell in words; `gates` marks the one that decides."""
+
+    metric: str
+    baseline: str
+    candidate: str
+    gain: str
+    interval: str
+    level: str
+    better: str
+    gates: bool
+
+
+@dataclass(frozen=True)
+class LaunchLine:
+    """One launch of a cell in words."""
+
+    order: str
+    stage: str
+    pair: str
+    arm: str
+    candidate: bool
+    value: str
+    wall: str
+    device: str
+    clocks: str
+    void: str
+
+
+@dataclass(frozen=True)
+class Detail:
+    """Everything the drill-down shows."""
+
+    anchor: str
+    joined: Joined
+    badges: tuple[str, ...]
+    arms: tuple[str, str]
+    facts: tuple[tuple[str, str], ...]
+    sentence: str
+    effects: tuple[EffectLine, ...]
+    strip: Markup
+    strip_note: str
+    launches: tuple[LaunchLine, ...]
+    launches_hidden: int
+    clocks: bool
+    backend: str
+    config_anchor: str | None
+    config_note: str
+    predicted: tuple[str, str] | None
+    memory: str
+    attempts: tuple[tuple[str, ...], ...]
+    cases: tuple[tuple[str, str, str], ...]
+    cases_hidden: int
+    command: str
+    log: str
+    curves: tuple[tuple[str, Markup], ...]
+    history: Markup
+
+
+def build_detail(bundle: RunBundle, joined: Joined, budget: Budget, configs: dict[str, tuple[str, int]]) -> Detail:
+    """Build the drill-down of one cell; `configs` maps cell id to (anchor of its config set, changed batch sizes)."""
+    cell, launches = joined.cell, joined.launches
+    lines = tuple(_launch_line(joined, launch) for launch in launches[: budget.launches])
+    anchor, changed = configs.get(cell.id, (None, 0))
+    bad = joined.word in ("failed", "missing", "regressed")
+    strip, note = launch_strip(joined)
+    cases = sorted(_cases(joined), key=lambda case: (case[1] != "failed", case[1] != "skipped"))
+    return Detail(
+        anchor=anchor_for(cell.id),
+        joined=joined,
+        badges=badges_of(joined),
+        arms=(cell.arms[0], cell.arms[1]) if len(cell.arms) > 1 else ("baseline", "candidate"),
+        facts=_facts(joined),
+        sentence=_sentence(joined),
+        effects=effect_lines(joined),
+        strip=strip,
+        strip_note=note,
+        launches=lines,
+        launches_hidden=len(launches) - len(lines),
+        clocks=any(line.clocks for line in lines),
+        backend=_backend(joined),
+        config_anchor=anchor,
+        config_note=_config_note(changed),
+        predicted=_predicted(joined),
+        memory=_memory(joined),
+        attempts=_attempts(joined),
+        cases=tuple(cases[: budget.cases]),
+        cases_hidden=max(0, len(cases) - budget.cases),
+        command=clip(bundle.commands.get(cell.id, ""), 1200),
+        log=tail(joined.outcome.log_tail, budget.log * (4 if bad else 1)) if joined.outcome else "",
+        curves=latency_curves(joined) if budget.figures else (),
+        history=history_figure(bundle, joined) if budget.figures else Markup(""),
+    )
+
+
+def badges_of(joined: Joined) -> tuple[str, ...]:
+    """Return what sets a cell apart, as short words."""
+    verdict = joined.verdict
+    flags = (("control", joined.cell.control), ("A/A", joined.cell.aa), ("required", joined.required))
+    badges = [name for name, on in flags if on]
+    if verdict is not None and verdict.void_launches:
+        badges.append(f"{verdict.void_launches} void")
+    if joined.word == "quarantined" and verdict is not None and verdict.verdict is not None:
+        badges.append(verdict.verdict)
+    return tuple(badges)
+
+
+def _facts(joined: Joined) -> tuple[tuple[str, str], ...]:
+    cell = joined.cell
+    rows = [
+        ("kind", cell.kind),
+        ("pool", cell.pool or ""),
+        ("model", cell.model or ""),
+        ("arms", " → ".join(cell.arms)),
+    ]
+    for name, raw in cell.axes.items():
+        if name not in ("pool", "model", "kind", "arms"):
+            shown = ", ".join(map(str, raw)) if isinstance(raw, list | tuple) else _flat(raw)
+            rows.append((name, shown))
+    rows += [("state", joined.state), ("device", joined.verdict.device if joined.verdict else ""), ("why", cell.why)]
+    return tuple((one_line(name, 40), one_line(shown, 240)) for name, shown in rows if shown)
+
+
+def _flat(raw: object) -> str:
+    return ", ".join(f"{key} {item}" for key, item in raw.items()) if isinstance(raw, dict) else str(raw)
+
+
+def _sentence(joined: Joined) -> str:
+    verdict = joined.verdict
+    if joined.rule is not None or verdict is None or verdict.effect is None:
+        return one_line(joined.reason, 400)
+    extra = ""
+    if verdict.verdict == "inconclusive" and verdict.more_pairs:
+        extra = f" About {count(verdict.more_pairs, 'more pair')} would settle it."
+    return one_line((verdict.reason or joined.look.meaning), 400) + extra
+
+
+def effect_lines(joined: Joined) -> tuple[EffectLine, ...]:
+    """Return the metrics of a cell in words, the deciding one first."""
+    verdict = joined.verdict
+    if verdict is None:
+        return ()
+    ordered = ([verdict.effect] if verdict.effect is not None else []) + list(verdict.others[:24])
+    return tuple(_effect_line(effect, effect is verdict.effect) for effect in ordered)
+
+
+def _effect_line(effect: Effect, gates: bool) -> EffectLine:
+    return EffectLine(
+        metric=one_line(effect.metric, 60),
+        baseline=value(effect.baseline_median, effect.unit),
+        candidate=value(effect.candidate_median, effect.unit),
+        gain=percent(effect.gain),
+        interval=f"{percent(effect.gain_low)} to {percent(effect.gain_high)}",
+        level=percent(effect.level, 1, sign=False),
+        better=f"{effect.better} is better",
+        gates=gates,
+    )
+
+
+def launch_strip(joined: Joined) -> tuple[Markup, str]:
+    """Return the strip of a cell's launches and, in words, what it shows."""
+    launches = joined.launches
+    points = [
+        svg.StripPoint(
+            value=primary_value(launch),
+            candidate=side_of(joined, launch) == 1,
+            pair=None if launch.pair is None else (launch.stage or "", launch.pair),
+            stage=launch.stage or "",
+            void=launch.void_reason is not None,
+        )
+        for launch in launches
+    ]
+    if len(points) < 2:
+        return Markup(""), ""
+    order = "".join("B" if point.candidate else "A" for point in points)
+    void = sum(point.void for point in points)
+    note = f"{count(len(points), 'launch', 'launches')} in order: {clip(order, 130)}"
+    note += f"; {void} void, not paired" if void else ""
+    metric = next((s.metric for launch in launches if (s := launch.primary()) is not None), "primary metric")
+    return svg.strip(points, title=f"Launches of {joined.cell.label} by {metric}", desc=note), note
+
+
+def _launch_line(joined: Joined, launch: Launch) -> LaunchLine:
+    samples = launch.primary()
+    clocks = launch.detail.get("clocks") or launch.detail.get("clock_mhz") or ""
+    return LaunchLine(
+        order="" if launch.order is None else str(launch.order),
+        stage=launch.stage or "",
+        pair="" if launch.pair is None else str(launch.pair),
+        arm=one_line(launch.arm or "", 40),
+        candidate=side_of(joined, launch) == 1,
+        value=value(primary_value(launch), samples.unit if samples else ""),
+        wall=duration(launch.wall_s),
+        device=one_line(launch.device.identity, 60),
+        clocks=one_line(_flat(clocks), 60),
+        void=one_line(launch.void_reason or "", 160),
+    )
+
+
+def _backend(joined: Joined) -> str:
+    base, cand = proofs(joined)
+    some = cand or base
+    if some is None:
+        return ""
+    resolved = sorted({proof.resolved_backend for proof in (base, cand) if proof is not None})
+    return one_line(f"asked for {some.requested_backend}, ran {' / '.join(resolved)} (engine {some.engine})", 200)
+
+
+def _config_note(changed: int) -> str:
+    return f"the arms differ at {count(changed, 'batch size')}" if changed else "the same in both arms"
+
+
+def _predicted(joined: Joined) -> tuple[str, str] | None:
+    verdict = joined.verdict
+    if verdict is None or verdict.predicted is None or verdict.effect is None:
+        return None
+    return percent(verdict.predicted), percent(verdict.effect.gain)
+
+
+def _memory(joined: Joined) -> str:
+    peaks = joined.verdict.peak_memory if joined.verdict else {}
+    return ", ".join(f"{one_line(arm, 40)} {number / 2**20:,.0f} MiB" for arm, number in sorted(peaks.items())[:4])
+
+
+def _attempts(joined: Joined) -> tuple[tuple[str, ...], ...]:
+    attempts = joined.outcome.attempts if joined.outcome else ()
+    rows = [
+        (
+            str(a.number),
+            a.stage,
+            a.state,
+            duration(a.wall_s),
+            a.isolation,
+            one_line(a.device, 60),
+            one_line(a.reason, 200),
+        )
+        for a in attempts[-8:]
+    ]
+    return tuple(rows)
+
+
+def _cases(joined: Joined) -> list[tuple[str, str, str]]:
+    return [
+        (one_line(case.name, 120), case.status, one_line(case.message, 240))
+        for measurement in joined.measurements
+        for case in measurement.cases
+    ]
+
+
+def latency_curves(joined: Joined) -> tuple[tuple[str, Markup], ...]:
+    """Return the distributions of every metric of which each arm has at least 20 values, at most three."""
+    pools: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+    for launch in joined.launches:
+        if launch.void_reason is None:
+            for samples in launch.samples:
+                if len(samples.values) > 1 and not samples.primary:
+                    arms = pools.setdefault((samples.metric, samples.unit), ([], []))
+                    arms[side_of(joined, launch)].extend(samples.values)
+    curves = []
+    for (metric, unit), (base, cand) in pools.items():
+        if min(len(base), len(cand)) >= 20:
+            desc = f"medians {value(median(base), unit)} and {value(median(cand), unit)}"
+            title = f"{metric}, share of {len(base)} and {len(cand)} values"
+            curves.append((one_line(metric, 60), svg.ecdf(base, cand, unit=unit, title=title, desc=desc)))
+    return tuple(curves[:3])
+
+
+def history_figure(bundle: RunBundle, joined: Joined) -> Markup:
+    """Return the trend of a cell over earlier runs, with this run last; empty where there is none."""
+    earlier = bundle.history.get(joined.cell.id, ())[-40:]
+    verdict = joined.verdict
+    if not earlier or verdict is None or verdict.effect is None:
+        return Markup("")
+    marks = [svg.TrendMark(point.time[:10], point.gain, point.low, point.high) for point in earlier]
+    effect = verdict.effect
+    marks.append(svg.TrendMark("this run", effect.gain, effect.gain_low, effect.gain_high))
+    desc = f"{count(len(earlier), 'earlier run')}, the last gained {percent(earlier[-1].gain)}"
+    title = f"Gain of {joined.cell.label} by run"
+    return svg.trend(marks, bundle.plan.gate.tolerance, title=title, desc=desc)

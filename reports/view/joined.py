@@ -1,0 +1,115 @@
+"""A run by cell: the plan, the outcome, the verdict and the launches of each, joined once for all writers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from statistics import median
+
+from moegate.records import (
+    CellOutcome,
+    CellVerdict,
+    Launch,
+    Measurement,
+    PlannedCell,
+    QuarantineRule,
+    RunBundle,
+)
+from reports.words import LOOKS, Look, Outcome, outcome_of
+
+__all__ = ["Joined", "cell_of", "join", "primary_value", "rule_for", "side_of"]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Everything known of one cell."""
+
+    cell: PlannedCell
+    state: str
+    outcome: CellOutcome | None
+    verdict: CellVerdict | None
+    measurements: tuple[Measurement, ...]
+    word: Outcome
+    rule: QuarantineRule | None
+    required: bool
+
+    @property
+    def look(self) -> Look:
+        """How this cell's outcome is shown."""
+        return LOOKS[self.word]
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """All launches of all attempts: screening before confirmation, each in its order."""
+        rows = [launch for measurement in self.measurements for launch in measurement.launches]
+        return tuple(sorted(rows, key=lambda x: (x.stage == "confirm", -1 if x.order is None else x.order)))
+
+    @property
+    def interpreter(self) -> bool:
+        """Whether any timing here was taken under Triton's interpreter."""
+        return any(measurement.interpreter for measurement in self.measurements)
+
+    @property
+    def reason(self) -> str:
+        """Why the cell came out as it did, in the words of whoever decided it."""
+        if self.rule is not None:
+            return f"{self.rule.reason} (until {self.rule.until})"
+        said = self.outcome.reason if self.outcome is not None else ""
+        failure = next((m.failure for m in reversed(self.measurements) if m.failure), None)
+        return said or failure or (self.verdict.reason if self.verdict is not None else "no attempt was made")
+
+
+def rule_for(bundle: RunBundle, cell: PlannedCell) -> QuarantineRule | None:
+    """Return the quarantine rule that sets this cell aside on the day of the run, or None."""
+    today = (bundle.started or bundle.plan.created)[:10]
+    for rule in bundle.plan.gate.quarantine:
+        if rule.until[:10] >= today and (fnmatchcase(cell.label, rule.cells) or fnmatchcase(cell.id, rule.cells)):
+            return rule
+    return None
+
+
+def join(bundle: RunBundle) -> tuple[Joined, ...]:
+    """Return the cells of a run in the order of the plan, each with all that is known of it."""
+    return tuple(_iterate(bundle))
+
+
+def _iterate(bundle: RunBundle) -> Iterator[Joined]:
+    outcomes = {outcome.cell: outcome for outcome in bundle.outcomes}
+    verdicts = {verdict.cell: verdict for verdict in bundle.comparison.cells}
+    required = bundle.plan.gate.required
+    for cell in bundle.plan.cells:
+        outcome, verdict = outcomes.get(cell.id), verdicts.get(cell.id)
+        rule = rule_for(bundle, cell)
+        yield Joined(
+            cell=cell,
+            state="PLANNED" if outcome is None else outcome.state,
+            outcome=outcome,
+            verdict=verdict,
+            measurements=bundle.measurements.get(cell.id, ()),
+            word=outcome_of(cell, outcome, verdict, rule is not None),
+            rule=rule,
+            required=any(fnmatchcase(cell.label, glob) or fnmatchcase(cell.id, glob) for glob in required),
+        )
+
+
+def cell_of(cells: tuple[Joined, ...]) -> dict[str, Joined]:
+    """Index joined cells by id."""
+    return {joined.cell.id: joined for joined in cells}
+
+
+def side_of(joined: Joined, launch: Launch) -> int:
+    """Return 0 for a baseline launch, 1 for a candidate launch; the arms of a cell are (baseline, candidate).
+
+    In an A/A cell both arms have one name: there the first launch of each pair counts as the baseline.
+    """
+    arms = joined.cell.arms
+    if len(arms) > 1 and arms[0] != arms[1]:
+        return int(launch.arm == arms[1])
+    return (launch.order or 0) % 2
+
+
+def primary_value(launch: Launch) -> float | None:
+    """Return the median of a launch's primary metric, or None."""
+    samples = launch.primary()
+    return median(samples.values) if samples is not None and samples.values else None

@@ -1,0 +1,302 @@
+"""The page as data: everything the template prints, decided here and nowhere else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from markupsafe import Markup
+
+from moegate.exits import Exit
+from moegate.records import Effect, GateReason, RunBundle
+from reports import svg
+from reports.text import clip, count, one_line, percent
+from reports.view.changes import ArmRow, ConfigSet, DispatchRow, anchor_for, arm_rows, config_sets, dispatch_rows
+from reports.view.detail import Budget, Detail, badges_of, build_detail
+from reports.view.heat import HeatPanel, heat_panels
+from reports.view.joined import Joined, join
+from reports.view.square import Square, squares
+from reports.words import LOOKS, Look, Outcome
+
+__all__ = ["INTERPRETER_NOTE", "Page", "Row", "Tile", "Trust", "build_page", "headline"]
+
+INTERPRETER_NOTE = (
+    "Timings on this page were taken under Triton's interpreter on a CPU. They are real times of interpreted kernels: "
+    "they compare the two arms with each other and are no claim about any hardware."
+)
+_MOST_DETAILS, _MOST_FOREST, _MOST_SETS, _MOST_SQUARES = 1500, 24, 24, 12
+
+# What an exit code means, for the large word at the top.
+_GATES: dict[int, tuple[str, str, str]] = {
+    Exit.OK: ("Passes", "✓", "good"),
+    Exit.REGRESSION: ("Fails", "✕", "bad"),
+    Exit.USAGE: ("Cannot judge: an input is wrong", "✕", "bad"),
+    Exit.INFRA: ("Incomplete", "∅", "gone"),
+    Exit.INCONCLUSIVE: ("Undecided", "?", "open"),
+    Exit.INTERRUPTED: ("Interrupted", "‖", "gone"),
+    Exit.TERMINATED: ("Terminated", "‖", "gone"),
+}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One count at the top, which is also a filter of the table."""
+
+    key: Outcome
+    look: Look
+    number: int
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One thing that decided the exit code."""
+
+    message: str
+    exit: int
+    anchor: str | None
+    label: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the cell table."""
+
+    joined: Joined
+    anchor: str | None
+    badges: tuple[str, ...]
+    gain: str
+    gain_key: float | None
+    interval: str
+    pairs: int | None
+    detectable: str
+    detectable_key: float | None
+    metric: str
+
+
+@dataclass(frozen=True)
+class ForestRow:
+    """One interval of the forest plot."""
+
+    joined: Joined
+    anchor: str
+    gain: str
+    interval: str
+    picture: Markup
+
+
+@dataclass(frozen=True)
+class Trust:
+    """How far this page can be believed: false alarms seen in A/A cells, and what could have been found."""
+
+    aa: str
+    detectable: str
+    pairs: str
+    void: str
+    voided_pools: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Page:
+    """All of the report, in the order in which it is printed."""
+
+    bundle: RunBundle
+    gate: tuple[str, str, str]
+    sentence: str
+    headline: str
+    policy: tuple[tuple[str, str], ...]
+    reasons: tuple[Reason, ...]
+    reasons_hidden: int
+    interpreter: str
+    notes: tuple[str, ...]
+    tiles: tuple[Tile, ...]
+    share: Markup
+    arms: tuple[str, str]
+    arm_rows: tuple[ArmRow, ...]
+    sets: tuple[ConfigSet, ...]
+    sets_hidden: int
+    heat: dict[str, tuple[HeatPanel, ...]]
+    dispatch: tuple[DispatchRow, ...]
+    environment: tuple[tuple[str, str], ...]
+    squares: tuple[Square, ...]
+    squares_hidden: int
+    forest: tuple[ForestRow, ...]
+    forest_ticks: tuple[tuple[str, str], ...]
+    forest_hidden: int
+    rows: tuple[Row, ...]
+    kinds: tuple[str, ...]
+    details: tuple[Detail, ...]
+    details_hidden: int
+    missing: tuple[Joined, ...]
+    quarantined: tuple[Joined, ...]
+    trust: Trust
+
+
+def build_page(bundle: RunBundle) -> Page:
+    """Decide everything that the report says about a run."""
+    cells = join(bundle)
+    ranked = sorted(cells, key=_rank)
+    sets, anchors = config_sets(cells)
+    changes = {one.anchor: one.changes for one in sets}
+    shown_sets = sets[:_MOST_SETS]
+    kept = {one.anchor for one in shown_sets}
+    configs = {cell: (anchor, changes[anchor]) for cell, anchor in anchors.items() if anchor in kept}
+    detailed = ranked[:_MOST_DETAILS]
+    budget = Budget.share(len(detailed))
+    details = tuple(build_detail(bundle, joined, budget, configs) for joined in detailed)
+    linked = {detail.joined.cell.id for detail in details}
+    all_squares = squares(bundle, cells)
+    forest, ticks = _forest(bundle, cells)
+    arms, rows = arm_rows(bundle)
+    tiles, share = _tiles(cells)
+    return Page(
+        bundle=bundle,
+        gate=_GATES.get(bundle.gate.exit, (f"Exit {bundle.gate.exit}", "?", "open")),
+        sentence=one_line(bundle.gate.sentence, 600),
+        headline=headline(all_squares),
+        policy=_policy(bundle),
+        reasons=_reasons(bundle, cells, linked),
+        reasons_hidden=max(0, len(bundle.gate.reasons) - 40),
+        interpreter=INTERPRETER_NOTE if any(joined.interpreter for joined in cells) else "",
+        notes=tuple(one_line(n, 300) for n in (*bundle.plan.warnings, *bundle.notes, *bundle.comparison.notes))[:40],
+        tiles=tiles,
+        share=share,
+        arms=arms,
+        arm_rows=rows,
+        sets=shown_sets,
+        sets_hidden=len(sets) - len(shown_sets),
+        heat={one.anchor: heat_panels(one) for one in shown_sets[:6]},
+        dispatch=dispatch_rows(cells)[:40],
+        environment=tuple((one_line(k, 60), one_line(v, 200)) for k, v in sorted(bundle.environment.items())[:80]),
+        squares=all_squares[:_MOST_SQUARES],
+        squares_hidden=max(0, len(all_squares) - _MOST_SQUARES),
+        forest=forest,
+        forest_ticks=ticks,
+        forest_hidden=max(0, sum(_effect(j) is not None for j in cells) - len(forest)),
+        rows=tuple(_row(joined, joined.cell.id in linked) for joined in ranked),
+        kinds=tuple(sorted({joined.cell.kind for joined in cells})),
+        details=details,
+        details_hidden=len(ranked) - len(details),
+        missing=tuple(joined for joined in ranked if joined.word == "missing")[:400],
+        quarantined=tuple(joined for joined in ranked if joined.word == "quarantined")[:400],
+        trust=_trust(bundle),
+    )
+
+
+def headline(found: tuple[Square, ...]) -> str:
+    """Return the most telling 2x2 in one sentence, or nothing."""
+    return found[0].sentence if found else ""
+
+
+def _rank(joined: Joined) -> tuple[int, float, str]:
+    effect = _effect(joined)
+    return joined.look.rank, -abs(effect.gain) if effect else 0.0, joined.cell.label
+
+
+def _effect(joined: Joined) -> Effect | None:
+    return joined.verdict.effect if joined.verdict is not None else None
+
+
+def _policy(bundle: RunBundle) -> tuple[tuple[str, str], ...]:
+    gate, compare = bundle.plan.gate, bundle.plan.compare
+    rows: list[tuple[str, str]] = []
+    if compare is not None:
+        rows.append(("expects", {"no_regression": "no regression"}.get(compare.expect, compare.expect)))
+        stop = f", futility at {compare.futility}" if compare.futility else ""
+        rows.append(("pairs", f"{compare.screen} to screen, up to {compare.confirm} fresh to confirm{stop}"))
+    rows.append(("margin", percent(gate.margin, 1, sign=False)))
+    rows.append(("tolerance", percent(gate.tolerance, 1, sign=False)))
+    rows.append(("false discoveries", f"q = {gate.q:g} per family"))
+    rows.append(("inconclusive", {"warn": "warns", "fail": "fails"}[gate.inconclusive]))
+    rows += [(f"metric, {kind}", one_line(metric, 60)) for kind, metric in sorted(gate.metric.items())]
+    if gate.required:
+        rows.append(("required", one_line(", ".join(gate.required), 120)))
+    rows += [(f"tier, {one_line(where, 60)}", one_line(tier, 30)) for where, tier in sorted(gate.tiers.items())[:8]]
+    return tuple(rows)
+
+
+def _reasons(bundle: RunBundle, cells: Iterable[Joined], linked: set[str]) -> tuple[Reason, ...]:
+    labels = {joined.cell.id: joined.cell.label for joined in cells}
+
+    def weight(reason: GateReason) -> int:
+        return (Exit.USAGE, Exit.REGRESSION, Exit.INFRA, Exit.INCONCLUSIVE, Exit.OK).index(
+            Exit(reason.exit) if reason.exit in (0, 1, 2, 3, 4) else Exit.INFRA
+        )
+
+    ordered = sorted(bundle.gate.reasons, key=weight)[:40]
+    return tuple(
+        Reason(
+            message=one_line(reason.message, 400),
+            exit=reason.exit,
+            anchor=anchor_for(reason.cell) if reason.cell in linked and reason.cell else None,
+            label=one_line(labels.get(reason.cell or "", reason.cell or ""), 120),
+        )
+        for reason in ordered
+    )
+
+
+def _tiles(cells: tuple[Joined, ...]) -> tuple[tuple[Tile, ...], Markup]:
+    counts = Counter(joined.word for joined in cells)
+    order: tuple[Outcome, ...] = ("improved", "equivalent", "inconclusive", "regressed", "passed", "failed", "missing")
+    tiles = tuple(Tile(key, LOOKS[key], counts.get(key, 0)) for key in (*order, "quarantined"))
+    parts = [(tile.look.word, tile.number, tile.look.tone) for tile in tiles]
+    return tiles, svg.share_bar(parts, title=f"Outcomes of {count(len(cells), 'cell')}")
+
+
+def _forest(bundle: RunBundle, cells: Iterable[Joined]) -> tuple[tuple[ForestRow, ...], tuple[tuple[str, str], ...]]:
+    movers = [(joined, effect) for joined in cells if (effect := _effect(joined)) is not None]
+    movers = sorted(movers, key=lambda mover: -abs(mover[1].gain))[:_MOST_FOREST]
+    if not movers:
+        return (), ()
+    movers.sort(key=lambda mover: -mover[1].gain)
+    ends = [end for _, effect in movers for end in (effect.gain_low, effect.gain_high)]
+    ends += [j.verdict.predicted for j, _ in movers if j.verdict and j.verdict.predicted is not None]
+    axis = svg.forest_axis(ends, bundle.plan.gate.tolerance)
+    rows = []
+    for joined, effect in movers:
+        span = f"{percent(effect.gain_low)} to {percent(effect.gain_high)}"
+        title = f"{clip(joined.cell.label, 120)}: {percent(effect.gain)}, {span}, {joined.look.word}"
+        predicted = joined.verdict.predicted if joined.verdict else None
+        drawn = svg.interval(axis, effect.gain, effect.gain_low, effect.gain_high, title=title, predicted=predicted)
+        rows.append(ForestRow(joined, anchor_for(joined.cell.id), percent(effect.gain), span, drawn))
+    return tuple(rows), tuple(svg.axis_ruler(axis))
+
+
+def _row(joined: Joined, linked: bool) -> Row:
+    verdict, effect = joined.verdict, _effect(joined)
+    return Row(
+        joined=joined,
+        anchor=anchor_for(joined.cell.id) if linked else None,
+        badges=badges_of(joined),
+        gain=percent(effect.gain) if effect else "",
+        gain_key=effect.gain if effect else None,
+        interval=f"{percent(effect.gain_low)} to {percent(effect.gain_high)}" if effect else "",
+        pairs=effect.pairs if effect else None,
+        detectable=percent(verdict.detectable, sign=False) if verdict and verdict.detectable is not None else "",
+        detectable_key=verdict.detectable if verdict else None,
+        metric=one_line(effect.metric, 60) if effect else "",
+    )
+
+
+def _trust(bundle: RunBundle) -> Trust:
+    comparison = bundle.comparison
+    if comparison.aa_cells:
+        aa = f"{comparison.aa_flagged} of {count(comparison.aa_cells, 'A/A cell')} flagged"
+        if comparison.aa_upper is not None:
+            aa += f"; at 95 % confidence the true rate is at most {percent(comparison.aa_upper, 1, sign=False)}"
+    else:
+        aa = "This run has no A/A cells, so its false-alarm rate was not observed. The matrix key aa adds one."
+    floors = [v.detectable for v in comparison.cells if v.detectable is not None]
+    detectable = "Not known: no cell has the pairs for it."
+    if floors:
+        detectable = (
+            f"Half of the cells could have shown a change of {percent(median(floors), 1, sign=False)}, "
+            f"every one of them a change of {percent(max(floors), 1, sign=False)}."
+        )
+    pairs = [v.effect.pairs for v in comparison.cells if v.effect is not None]
+    used = f"{count(sum(pairs), 'pair')} over {count(len(pairs), 'compared cell')}"
+    used += f", {sum(pairs) / len(pairs):.1f} on average" if pairs else ""
+    void = sum(v.void_launches for v in comparison.cells)
+    pools = tuple((one_line(name, 60), one_line(why, 300)) for name, why in sorted(comparison.voided_pools.items()))
+    return Trust(aa, detectable, used, count(void, "void launch", "void launches"), pools)
