@@ -46,7 +46,7 @@ CHECKS: tuple[Check, ...] = (
     Check("throttle_reasons", _either, "the device was throttled"),
     Check("foreign_processes", _either, "another process used the device"),
     Check("driver", _differ, "driver versions differ"),
-    Check("requests_sha256", _differ, "the arms were sent different requests"),
+    Check("sequence_sha256", _differ, "the arms were sent different requests"),
     Check("completed", _differ, "the arms completed different numbers of requests"),
     Check("input_sha256", _differ, "the arms had different inputs"),
 )

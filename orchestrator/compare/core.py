@@ -212,7 +212,7 @@ def _ungated_tail(work: _Work) -> str | None:
 
 def _requests(detail: Mapping[str, object]) -> int:
     completed = detail.get("completed")
-    return completed if isinstance(completed, int) else 0
+    return int(completed) if isinstance(completed, int | float) else 0
 
 
 def _peak_memory(pairs: Sequence[Pair]) -> dict[str, int]:
@@ -230,9 +230,11 @@ def _predict(works: Sequence[_Work], verdicts: dict[str, CellVerdict], moe_layer
     for work in works:
         if work.cell.kind != "serve" or not work.used:
             continue
-        times = next((times for cell, times in kernels if times and prediction.matches(work.cell, cell)), None)
-        if times is None:
+        timed = [(cell, times) for cell, times in kernels if times and prediction.matches(work.cell, cell)]
+        if not timed:
             continue
+        # Eager or captured, a kernel gains the same; the cell that ran as the server did is still the better witness.
+        _, times = min(timed, key=lambda item: item[0].axes.get("graph") != work.cell.axes.get("graph"))
         answer = prediction.predict(
             times,
             prediction.batch_sizes(work.used),

@@ -51,12 +51,14 @@ def pair_up(cell: PlannedCell, arms: tuple[str, str], measurements: Sequence[Mea
     groups: dict[tuple[Stage, int], list[Launch]] = defaultdict(list)
     void: list[str] = []
     for launch in launches:
-        if launch.stage is None or launch.pair is None or launch.arm is None:
+        # An accuracy cell has one stage, which has no name.
+        stage = launch.stage or ("screen" if cell.kind == "accuracy" else None)
+        if stage is None or launch.pair is None or launch.arm is None:
             problem = problem or "a launch without arm, pair or stage"
         elif launch.void_reason is not None:
             void.append(launch.void_reason)
         else:
-            groups[launch.stage, launch.pair].append(launch)
+            groups[stage, launch.pair].append(launch)
     pairs = []
     for key in sorted(groups, key=lambda k: (STAGES.index(k[0]), k[1])):
         found = _form(key, groups[key], arms)

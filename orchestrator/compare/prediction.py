@@ -16,7 +16,8 @@ KernelTimes = Mapping[int, tuple[float, float]]
 
 _PER_BATCH = re.compile(r"kernel_time\D+(\d+)\D*")
 _TPOT = "median_tpot_ms"
-_SHARED_AXES = ("models", "model", "engine", "moe_runner_backend", "graph", "dtypes", "dtype")
+_OP = "fused_experts"
+_SHARED_AXES = ("engine", "moe_runner_backend", "dtype")
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,8 @@ def baseline_tpot_us(pairs: Sequence[Pair]) -> float | None:
 
 
 def matches(serve: PlannedCell, kernel: PlannedCell) -> bool:
-    """Whether a kernel-bench cell times the kernel of a serve cell: same pool, model and every axis that both have."""
-    if (serve.pool, serve.model) != (kernel.pool, kernel.model):
+    """Whether a kernel-bench cell times the kernel of a serve cell: same pool, model, engine, backend, dtype."""
+    if (serve.pool, serve.model) != (kernel.pool, kernel.model) or kernel.axes.get("op", _OP) != _OP:
         return False
     shared = [axis for axis in _SHARED_AXES if axis in serve.axes and axis in kernel.axes]
     return all(serve.axes[axis] == kernel.axes[axis] for axis in shared)

@@ -47,6 +47,7 @@ PASSING: Mapping[str, frozenset[str]] = {
 """Conclusive verdicts that each `expect` accepts."""
 
 _CONCLUSIVE = frozenset({"improved", "regressed", "equivalent"})
+_VERDICTS = _CONCLUSIVE | {"inconclusive"}
 
 
 def gate(
@@ -210,8 +211,8 @@ def _counts(cell: PlannedCell, outcome: CellOutcome | None, verdict: CellVerdict
     state = outcome.state if outcome is not None else "missing"
     names = ["cells", "passed" if state == "PASSED" else state.lower()]
     if cell.arms:
-        kind = "control_" if cell.control or cell.aa else ""
-        names.append(kind + (verdict.verdict if verdict is not None and verdict.verdict else "no_verdict"))
+        word = verdict.verdict if verdict is not None and verdict.verdict in _VERDICTS else "no_verdict"
+        names.append(f"control_{word}" if cell.control or cell.aa else str(word))
     return names
 
 

@@ -108,7 +108,7 @@ GOOD = {"clock_mhz": 1980, "memory_clock_mhz": 2619, "power_limit_w": 650, "temp
         ("throttle_reasons", "", "sw_power_cap"),
         ("foreign_processes", 0, 1),
         ("driver", "580.1", "580.2"),
-        ("requests_sha256", "a", "b"),
+        ("sequence_sha256", "a", "b"),
         ("completed", 8, 7),
         ("input_sha256", "a", "b"),
     ],
