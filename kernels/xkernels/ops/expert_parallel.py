@@ -23,7 +23,7 @@ import torch.distributed as dist
 from xkernels import device as devices
 from xkernels.ops._details import expert_parallel as _k
 from xkernels.ops._details.common import cdiv, next_power_of_2
-from xkernels.ops._details.grid import synchronising_grid
+from xkernels.ops._details.grid import GRIDS, GridUse, synchronising_grid
 from xkernels.ops.fused_experts import PreparedExperts, fused_experts
 
 Mode = Literal["fast", "deterministic"]
@@ -189,16 +189,12 @@ def ep_combine(
     if y.shape != dispatched.x.shape:
         raise ValueError(f"y must be {list(dispatched.x.shape)}, not {list(y.shape)}")
     home = _travel("outputs", y.contiguous(), dispatched.received, dispatched.sent, layout)
-    tokens, entries = dispatched.place.shape[0], dispatched.place.shape[1]
-    out = torch.empty(tokens, layout.hidden, dtype=layout.activations, device=y.device)
-    if tokens:
-        block = min(1024, next_power_of_2(layout.hidden))
-        factor = 1.0 if routed_scaling_factor is None else float(routed_scaling_factor)
-        _k.unpermute[(tokens, cdiv(layout.hidden, block))](
-            home, out, dispatched.place, dispatched.token_weights, layout.hidden, layout.hidden, out.stride(0), factor,
-            ENTRIES=entries, WEIGHTED=layout.mode == "deterministic", BLOCK=block, num_warps=4,
-        )  # fmt: skip
-    return out
+    return _unpermute(home, dispatched, layout, routed_scaling_factor)
+
+
+def grids() -> list[GridUse]:
+    """The grids that this process's synchronising kernels were started with, for server info and report."""
+    return list(GRIDS.values())
 
 
 def ep_fused_experts(
@@ -268,6 +264,20 @@ def _permute(x: torch.Tensor, place: torch.Tensor, per_token: int, rows: int) ->
         _k.permute[(cdiv(place.numel(), per_program), cdiv(x.shape[1], block))](
             x, out, place, place.numel(), x.shape[1], x.stride(0), out.stride(0), PER_TOKEN=per_token,
             ROWS=per_program, BLOCK=block, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+def _unpermute(home: torch.Tensor, sent: Dispatched, layout: EpLayout, scale: float | None) -> torch.Tensor:
+    """Each token's rows of `home`, added up in order: [M, H]."""
+    tokens, entries = sent.place.shape
+    out = torch.empty(tokens, layout.hidden, dtype=layout.activations, device=home.device)
+    if tokens:
+        block = min(1024, next_power_of_2(layout.hidden))
+        _k.unpermute[(tokens, cdiv(layout.hidden, block))](
+            home, out, sent.place, sent.token_weights, layout.hidden, layout.hidden, out.stride(0),
+            1.0 if scale is None else float(scale), ENTRIES=entries, WEIGHTED=layout.mode == "deterministic",
+            BLOCK=block, num_warps=4,
         )  # fmt: skip
     return out
 
