@@ -51,6 +51,10 @@ class Accelerator:
         """torch's properties record of this device."""
         return self._module.get_device_properties(self.index)
 
+    def features(self) -> frozenset[str]:
+        """Nothing beyond plain Triton."""
+        return frozenset()
+
     def current(self) -> AbstractContextManager[Any]:
         """Make this the current device."""
         return self._module.device(self.index)

@@ -68,6 +68,10 @@ class CpuDevice:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return Limits(0, _last_level_cache(), cores, cores)
 
+    def features(self) -> frozenset[str]:
+        """Nothing beyond plain Triton."""
+        return frozenset()
+
     def current(self) -> AbstractContextManager[Any]:
         """Nothing to switch."""
         return nullcontext()

@@ -40,6 +40,10 @@ class CudaDevice(Accelerator):
         identity = f"GPU-{uuid}" if uuid is not None else _pci(p)
         return DeviceIdentity("cuda", str(p.name), identity, self.arch(), "", int(p.total_memory))
 
+    def features(self) -> frozenset[str]:
+        """Programmatic dependent launch came with compute capability 9.0."""
+        return frozenset({"pdl"}) if self.capability() >= 90 else frozenset()
+
     def limits(self) -> Limits:
         """Opt-in shared memory per block, L2 size, multiprocessors."""
         p = self.properties()

@@ -74,6 +74,9 @@ class Device(Protocol):
     def limits(self) -> Limits:
         """What this device can hold at once."""
 
+    def features(self) -> frozenset[str]:
+        """What kernels may use beyond plain Triton: `pdl` (a kernel may start while its predecessor drains)."""
+
     def current(self) -> AbstractContextManager[Any]:
         """Make this the process's current device for a `with` block."""
 

@@ -155,9 +155,7 @@ class Dispatched:
     received: tuple[int, ...]
 
 
-def ep_dispatch(
-    x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, layout: EpLayout
-) -> Dispatched:
+def ep_dispatch(x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, layout: EpLayout) -> Dispatched:
     """Send tokens to the ranks of their experts. Collective: every rank of the group calls it, also with 0 tokens.
 
     x [M, H] of `layout.activations`; topk_weights float32 [M, k]; topk_ids int32 [M, k] over all experts, -1 for none.

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import torch
 
+from xkernels.device import of
 from xkernels.ops._details import reduce as _k
-from xkernels.ops._details.common import cdiv, next_power_of_2
+from xkernels.ops._details.common import cdiv
+
+_BLOCK = 1024
 
 
 def moe_sum_reduce(
-    x: torch.Tensor, routed_scaling_factor: float | None = None, out: torch.Tensor | None = None
+    x: torch.Tensor,
+    routed_scaling_factor: float | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    overlap: bool = False,
 ) -> torch.Tensor:
     """Sum over the slots of each token, times `routed_scaling_factor` (None: 1).
 
     x: [tokens, topk, H], any strides; returns [tokens, H] of x's dtype, summed in float32 in slot order: the order is
-    the same for every batch, so a token's bits do not depend on its neighbours. `out` receives the result if given.
+    the same for every batch, so a token's bits do not depend on its neighbours. `out` receives the result if given: contiguous [tokens, H].
+    overlap: let the kernel start while its predecessor drains, where the device can.
     """
     out = _out(x, out)
     tokens, topk, h = x.shape
     if out.numel() == 0:
         return out
-    block = min(1024, next_power_of_2(h))
     factor = 1.0 if routed_scaling_factor is None else float(routed_scaling_factor)
-    _k.sum_slots[(tokens, cdiv(h, block))](
-        x, out, h, x.stride(0), x.stride(1), x.stride(2), out.stride(0), factor, TOPK=topk, BLOCK=block, num_warps=4
-    )
+    pdl = overlap and "pdl" in of(x).features()
+    _k.sum_slots[(cdiv(tokens * h, _BLOCK),)](
+        x, out, tokens * h, h, x.stride(0), x.stride(1), x.stride(2), factor, TOPK=topk, BLOCK=_BLOCK, PDL=pdl,
+        num_warps=4, **({"launch_pdl": True} if pdl else {}),
+    )  # fmt: skip
     return out
 
 
@@ -44,6 +53,6 @@ def _out(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         raise ValueError(f"moe_sum_reduce needs [tokens, topk, H], not {list(x.shape)}")
     if out is None:
         return torch.empty(x.shape[0], x.shape[2], dtype=x.dtype, device=x.device)
-    if out.shape != (x.shape[0], x.shape[2]) or (out.numel() and out.stride(1) != 1):
-        raise ValueError(f"out must be [{x.shape[0]}, {x.shape[2]}] with contiguous rows, not {list(out.shape)}")
+    if out.shape != (x.shape[0], x.shape[2]) or not out.is_contiguous():
+        raise ValueError(f"out must be [{x.shape[0]}, {x.shape[2]}] contiguous, not {list(out.shape)}")
     return out

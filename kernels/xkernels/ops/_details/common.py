@@ -43,10 +43,21 @@ def matmul_add(a, b, acc):
 
 
 @triton.jit
+def _round_mantissa(x, DROP: tl.constexpr):
+    """Float32 rounded to nearest even at `DROP` bits above its last."""
+    bits = x.to(tl.int32, bitcast=True)
+    bits += (1 << (DROP - 1)) - 1 + ((bits >> DROP) & 1)
+    return (bits & (-1 << DROP)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def narrow(x, dtype: tl.constexpr):
-    """Float32 `x` as `dtype`, rounded to nearest even; the interpreter alone would cut bf16 off."""
+    """Float32 `x` as `dtype`, rounded to nearest even; the interpreter alone would cut bf16 and FP8 off."""
     if INTERPRETED and dtype == tl.bfloat16:
-        bits = x.to(tl.int32, bitcast=True)
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
-        x = tl.where(x == x, rounded, x)
+        x = tl.where(x == x, _round_mantissa(x, 16), x)
+    if INTERPRETED and (dtype == tl.float8e4nv or dtype == tl.float8e4b8):
+        # below the smallest normal number the step is constant: adding 1.5 * 2^23 steps rounds to whole ones
+        LOW: tl.constexpr = 0.015625 if dtype == tl.float8e4nv else 0.0078125
+        SHIFT: tl.constexpr = LOW / 8 * 12582912.0
+        x = tl.where(tl.abs(x) < LOW, (x + SHIFT) - SHIFT, _round_mantissa(x, 20))
     return x.to(dtype)

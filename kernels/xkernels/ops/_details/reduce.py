@@ -6,17 +6,19 @@ import triton
 import triton.language as tl
 
 from xkernels.ops._details.common import narrow
+from xkernels.ops._details.pdl import launch_dependents, wait_dependencies
 
 
-@triton.jit(do_not_specialize=["factor"])
-def sum_slots(x_ptr, out_ptr, h, stride_token, stride_slot, stride_col, stride_out, factor, TOPK: tl.constexpr,
-              BLOCK: tl.constexpr):  # fmt: skip
-    """One block of columns of one token; slots are added in order, in float32."""
-    token = tl.program_id(0).to(tl.int64)
-    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = cols < h
-    at = x_ptr + token * stride_token + cols * stride_col
+@triton.jit(do_not_specialize=["numel", "factor"])
+def sum_slots(x, out, numel, h, stride_token, stride_slot, stride_col, factor, TOPK: tl.constexpr,
+              BLOCK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """BLOCK elements of out [tokens, h], contiguous; slots are added in order, in float32."""
+    flat = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = flat < numel
+    at = x + (flat // h).to(tl.int64) * stride_token + (flat % h) * stride_col
+    wait_dependencies(PDL)
+    launch_dependents(PDL)
     total = tl.zeros([BLOCK], tl.float32)
     for slot in tl.static_range(TOPK):
         total += tl.load(at + slot * stride_slot, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + token * stride_out + cols, narrow(total * factor, out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out + flat, narrow(total * factor, out.dtype.element_ty), mask=mask)
