@@ -1,1 +1,1 @@
-"""Search for kernel configurations: space, compile, measure, verify, emit."""
+"""The tuner: which config makes a kernel fast, found, checked and written down for the lookup that will serve it."""

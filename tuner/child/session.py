@@ -1,0 +1,204 @@
+"""What a child can do: say who it is, measure, compare candidates, verify, and compile without a device."""
+
+from __future__ import annotations
+
+import functools
+import os
+import resource
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+
+from moegate.records import to_json
+from tuner.child.facts import compile_facts, stub_driver
+from tuner.child.timing import Timer, cold_copies, poisoned
+from tuner.engines import load_adapter
+from tuner.engines.base import Adapter, Batch, Routes
+from tuner.problem import Problem, Projection
+from tuner.routing.load import routes_for
+from xkernels.device import Device, is_interpreted, live
+
+__all__ = ["Session"]
+
+_COMPILE_ROUTES = 1
+
+
+class Session:
+    """State of one child: a device, one problem's weights, and the inputs of one batch size."""
+
+    def __init__(self) -> None:
+        self.adapter: Adapter | None = None
+        self.batch: Batch | None = None
+        self.options: dict[str, Any] = {}
+        self.timer: Timer | None = None
+        self._compile_batches: dict[str, Batch] = {}
+        self._checked: set[str] = set()
+        self._warm: set[Projection] = set()
+        self._compiles = _CompileCounter()
+
+    def do_hello(self) -> dict[str, Any]:
+        """Identity of the device and versions of what runs."""
+        device = live()
+        limits = device.limits()
+        return {
+            "device": to_json(device.identity()),
+            "platform": device.platform(),
+            "interpreter": is_interpreted(),
+            "versions": {"torch": torch.__version__, "triton": triton.__version__, "python": _python()},
+            "limits": {"shared": limits.shared_bytes, "l2": limits.l2_bytes},
+            "target": _target(device),
+            "pid": os.getpid(),
+        }
+
+    def do_setup(self, engine: str, problem: dict[str, Any], seed: int, routes: int, routing: str = "uniform",
+                 graphs: bool = True) -> dict[str, Any]:  # fmt: skip
+        """Make the adapter and its weights on this child's device."""
+        device = live()
+        self.options = {"seed": seed, "routes": routes, "routing": routing}
+        self.adapter = load_adapter(engine, Problem.from_dict(problem))
+        size = self.adapter.setup(device.torch_device(), seed, 1)
+        copies = min(cold_copies(size, device.limits().l2_bytes), routes) if device.kind != "cpu" else 1
+        if copies > 1:
+            self.adapter.setup(device.torch_device(), seed, copies)
+        self.timer = Timer(device, graphs and device.kind != "cpu")
+        return {"kernel_hash": self.adapter.kernel_hash(), "weight_bytes": size, "copies": copies}
+
+    def do_measure(self, size: int, projection: Projection, config: dict[str, Any], reps: int,
+                   abort_us: float | None = None) -> dict[str, Any]:  # fmt: skip
+        """Check one config once, then time it. The answer holds `samples_us`, or `error` and `reason`."""
+        batch, timer = self._at(size), self._timer()
+        name = f"{projection} {sorted(config.items())}"
+        samples: list[float] = []
+        if name not in self._checked:
+            begin = time.perf_counter()
+            with poisoned():
+                out = batch.launch(projection, config, 0)
+                live().synchronize()
+            first_us = (time.perf_counter() - begin) * 1e6
+            verdict = batch.check(projection, config, out)
+            if not verdict.ok:
+                return {"error": "wrong-result", "reason": verdict.reason}
+            self._checked.add(name)
+            if not timer.graphs and projection in self._warm:
+                samples = [first_us]  # one interpreted call takes long enough for its overhead not to matter
+            self._warm.add(projection)
+        if len(samples) < reps and not (abort_us is not None and samples and samples[0] > abort_us):
+            samples += timer.sample(
+                name, lambda route: batch.launch(projection, config, route), batch.routes, reps - len(samples), abort_us
+            )
+        return {"samples_us": samples, **self._vitals()}
+
+    def do_finals(self, size: int, candidates: list[dict[str, dict[str, Any]]], rounds: int) -> dict[str, Any]:
+        """Time whole-op candidates against each other, interleaved; `samples_us[i]` belongs to `candidates[i]`."""
+        batch, timer = self._at(size), self._timer()
+        calls = {
+            str(place): (lambda route, configs=configs: batch.whole(configs, route))
+            for place, configs in enumerate(candidates)
+        }
+        samples = timer.interleaved(calls, batch.routes, rounds + 1)
+        # The first round compiles, warms and is thrown away.
+        return {"samples_us": [samples[str(place)][1:] for place in range(len(candidates))], **self._vitals()}
+
+    def do_verify(self, size: int, configs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """The whole op, twice, into NaN-filled memory, at `size` and at an odd size next to it."""
+        worst = {"max_rel": 0.0, "rms": 0.0}
+        for tokens in (size, size + 1 if size % 2 == 0 else size + 2):
+            batch = self._at(tokens)
+            with poisoned():
+                first, second = batch.whole(configs, 0), batch.whole(configs, 0)  # type: ignore[arg-type]
+                live().synchronize()
+            verdict = batch.check_whole(first)
+            if not verdict.ok:
+                return {"error": "wrong-result", "reason": f"at {tokens} tokens: {verdict.reason}"}
+            if not torch.equal(first, second):
+                return {"error": "nondeterministic", "reason": f"two runs over {tokens} tokens differ"}
+            worst = {"max_rel": max(worst["max_rel"], verdict.max_rel), "rms": max(worst["rms"], verdict.rms)}
+        return {**worst, **self._vitals()}
+
+    def do_compile(self, engine: str, problem: dict[str, Any], target: Mapping[str, Any], size: int,
+                   projection: Projection, config: dict[str, Any]) -> dict[str, Any]:  # fmt: skip
+        """Compile one config for a target without touching a device; fills the cache that the measuring child reads."""
+        if self.adapter is None:
+            stub_driver(str(target["backend"]), str(target["arch"]), int(target["warp"]))
+            self.adapter = load_adapter(engine, Problem.from_dict(problem))
+            self.adapter.simulate(frozenset(target["features"]))
+            self.adapter.setup(torch.device("meta"), 0, 1)
+        batch = self._compile_batch(size)
+        launch = functools.partial(batch.launch, projection, config, 0)
+        return {"facts": compile_facts(self.adapter.modules(), self.adapter.kernel_of(projection), launch)}
+
+    def _compile_batch(self, size: int) -> Batch:
+        name = str(size)
+        if name not in self._compile_batches:
+            assert self.adapter is not None
+            p = self.adapter.problem
+            meta: Routes = [
+                (
+                    torch.empty(size, p.topk, dtype=torch.float32, device="meta"),
+                    torch.empty(size, p.topk, dtype=torch.int32, device="meta"),
+                )
+            ] * _COMPILE_ROUTES
+            self._compile_batches[name] = self.adapter.batch(size, meta)
+        return self._compile_batches[name]
+
+    def _at(self, size: int) -> Batch:
+        if self.adapter is None:
+            raise RuntimeError("setup comes first")
+        if self.batch is None or self.batch.size != size:
+            self._timer().forget()
+            self._checked.clear()
+            self.batch = None
+            device = live()
+            device.empty_cache()
+            routes = routes_for(
+                self.adapter.problem, size, int(self.options["routes"]), device=device.torch_device(),
+                seed=int(self.options["seed"]), source=str(self.options["routing"]),
+            )  # fmt: skip
+            self.batch = self.adapter.batch(size, routes)
+        return self.batch
+
+    def _timer(self) -> Timer:
+        if self.timer is None:
+            raise RuntimeError("setup comes first")
+        return self.timer
+
+    def _vitals(self) -> dict[str, Any]:
+        return {"rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, "compiled": self._compiles.count}
+
+
+class _CompileCounter:
+    """How many kernels this process compiled itself instead of finding them in the cache."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        knobs = getattr(triton, "knobs", None)
+        if knobs is not None and not is_interpreted():
+            knobs.compilation.listener = self._heard
+
+    def _heard(self, **event: Any) -> None:
+        if not event.get("cache_hit", False):
+            self.count += 1
+
+
+def _python() -> str:
+    import platform
+
+    return platform.python_version()
+
+
+def _target(device: Device) -> dict[str, Any] | None:
+    """Triton's target of the live device, for the compile pool; None where nothing is compiled."""
+    if device.kind == "cpu":
+        return None
+    from triton.runtime import driver
+
+    target = driver.active.get_current_target()
+    return {
+        "backend": target.backend,
+        "arch": str(target.arch),
+        "warp": int(target.warp_size),
+        "features": sorted(device.features()),
+    }

@@ -1,0 +1,103 @@
+"""Timing on whatever device this process has: graph replays with events, or single calls where there are no graphs."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from xkernels.device import Device, Graph
+
+__all__ = ["Timer", "cold_copies", "poisoned"]
+
+_KEPT_GRAPHS = 48
+_MAX_COPIES = 8
+
+
+def cold_copies(weight_bytes: int, l2_bytes: int) -> int:
+    """Sets of weights to rotate through so that a call finds none of its own in the last-level cache."""
+    if l2_bytes <= 0 or weight_bytes <= 0:
+        return 1
+    return max(1, min(_MAX_COPIES, -(-2 * l2_bytes // weight_bytes)))
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Within: `torch.empty` gives NaN, so that an output element that a kernel does not write shows."""
+    before = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = fill
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+class Timer:
+    """Times a work item over several routings; `call(route)` launches it once.
+
+    With graphs, one sample is a replay of all routings divided by their number; the graphs of the last few items are
+    kept, so that a later rung only replays. Without, one sample is one call.
+    """
+
+    def __init__(self, device: Device, graphs: bool) -> None:
+        self.device, self.graphs = device, graphs
+        self._kept: OrderedDict[str, Graph] = OrderedDict()
+
+    def forget(self) -> None:
+        """Drop all kept graphs (with the inputs that they point into)."""
+        self._kept.clear()
+
+    def sample(
+        self, name: str, call: Callable[[int], object], routes: int, reps: int, abort_us: float | None
+    ) -> list[float]:
+        """Microseconds per call, `reps` samples; only one where the first is above `abort_us`."""
+        work = self._replayable(name, call, routes)
+        samples: list[float] = []
+        for rep in range(reps):
+            samples.append(work(rep))
+            if abort_us is not None and samples[0] > abort_us:
+                break
+        return samples
+
+    def interleaved(
+        self, calls: dict[str, Callable[[int], object]], routes: int, rounds: int
+    ) -> dict[str, list[float]]:
+        """Samples of several items, round by round, each round in the opposite order of the one before."""
+        works = {name: self._replayable(name, call, routes) for name, call in calls.items()}
+        samples: dict[str, list[float]] = {name: [] for name in calls}
+        order = list(works)
+        for turn in range(rounds):
+            for name in order if turn % 2 == 0 else reversed(order):
+                samples[name].append(works[name](turn))
+        return samples
+
+    def _replayable(self, name: str, call: Callable[[int], object], routes: int) -> Callable[[int], float]:
+        graph = self._kept.get(name)
+        if graph is None and self.graphs:
+
+            def every() -> None:
+                for route in range(routes):
+                    call(route)
+
+            graph = self.device.capture(every, warmups=0)
+            if graph is not None:
+                graph.replay()
+                self._kept[name] = graph
+                while len(self._kept) > _KEPT_GRAPHS:
+                    self._kept.popitem(last=False)
+        if graph is not None:
+            replay = graph.replay
+            return lambda rep: self._elapsed(replay) / routes
+        return lambda rep: self._elapsed(lambda: call(rep % routes))
+
+    def _elapsed(self, work: Callable[[], object]) -> float:
+        begin, end = self.device.event(), self.device.event()
+        begin.record()
+        work()
+        end.record()
+        return begin.elapsed_ms(end) * 1e3

@@ -1,0 +1,114 @@
+"""The command line. Commands import what they need when they run, so that help is fast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="tuner",
+    help="Find, check and compare kernel configs for MoE and FP8 kernels.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Model = Annotated[Path | None, typer.Option(help="A Hugging Face config.json or its folder.")]
+Shape = Annotated[str | None, typer.Option(help="Instead of a model: E=64,N=896,H=1280,topk=6.")]
+Op = Annotated[str, typer.Option(help="fused_experts, block_fp8_linear or store_kv_cache.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or fp8_w8a8.")]
+Sizes = Annotated[str, typer.Option("--batch-sizes", help="Comma-separated; default: the usual 18.")]
+Engine = Annotated[str, typer.Option(help="Whose kernel: moegate, sglang or vllm.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+Seed = Annotated[int, typer.Option(help="Seed of weights, inputs and routing.")]
+Python = Annotated[str | None, typer.Option(help="Interpreter of the engine's own environment.")]
+
+
+@app.command()
+def tune(
+    out: Annotated[Path, typer.Option(help="Folder for configs, journal and logs; a started one is gone on with.")],
+    model: Model = None,
+    shape: Shape = None,
+    op: Op = "fused_experts",
+    dtype: Dtype = "auto",
+    device: Annotated[str, typer.Option(help="auto: the device of this process; cpu: Triton's interpreter.")] = "auto",
+    effort: Annotated[str, typer.Option(help="quick, full or exhaustive.")] = "full",
+    batch_sizes: Sizes = "",
+    budget: Annotated[str | None, typer.Option(help="Stop starting new batch sizes in time for this: 45s, 3m.")] = None,
+    engine: Engine = "moegate",
+    strategy: Annotated[str, typer.Option(help="racing, exhaustive or random.")] = "racing",
+    no_prior: Annotated[bool, typer.Option("--no-prior", help="Search as on a vendor nobody tuned yet.")] = False,
+    without: Annotated[str, typer.Option(help="Architectures that the prior leaves out: sm_90,sm_100.")] = "",
+    routing: Annotated[str, typer.Option(help="uniform, skewed, or a folder of recorded routing.")] = "uniform",
+    ray: Annotated[str | None, typer.Option(help="Lease batch-size groups to the GPUs of this Ray cluster.")] = None,
+    emit: Annotated[str, typer.Option(help="sglang, or sglang,vllm for vLLM's spelling too.")] = "sglang",
+    tp: Annotated[int, typer.Option(help="Tensor-parallel size.")] = 1,
+    ep: Annotated[int, typer.Option(help="Expert-parallel size.")] = 1,
+    seed: Seed = 0,
+    python: Python = None,
+    result: Annotated[Path | None, typer.Option(help="Where to write the measurement record.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Tune both projections of an op for all batch sizes.
+
+    Example: tuner tune --model examples/models/deepseek-ocr-2 --effort full --out tuned
+    """
+    from tuner.commands.tune import run
+
+    raise typer.Exit(
+        run(out=out, model=model, shape=shape, op=op, dtype=dtype, device=device, effort=effort, batch_sizes=batch_sizes,
+            budget=budget, engine=engine, strategy=strategy, no_prior=no_prior, without=without, routing=routing, ray=ray,
+            emit=emit, tp=tp, ep=ep, seed=seed, python=python, result=result, as_json=as_json)
+    )  # fmt: skip
+
+
+@app.command()
+def bench(
+    model: Model = None,
+    shape: Shape = None,
+    op: Op = "fused_experts",
+    dtype: Dtype = "auto",
+    batch_sizes: Sizes = "",
+    configs: Annotated[str, typer.Option(help="A folder of config files, or none.")] = "none",
+    moe_runner_backend: Annotated[str, typer.Option(help="auto, triton or torch.")] = "auto",
+    graph: Annotated[str, typer.Option(help="eager or full.")] = "eager",
+    seed: Seed = 0,
+    engine: Engine = "moegate",
+    routing: Annotated[str, typer.Option(help="uniform, skewed, or a folder of recorded routing.")] = "uniform",
+    reps: Annotated[int, typer.Option(help="Timed replays per batch size; 0 chooses.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Where to write the measurement record.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Time the op with the configs that the look-up gives: one launch of one process.
+
+    Example: tuner bench --model examples/models/tiny --dtype float32 --batch-sizes 1,8 --configs tuned
+    """
+    from tuner.commands.bench import run
+
+    raise typer.Exit(
+        run(model=model, shape=shape, op=op, dtype=dtype, batch_sizes=batch_sizes, configs=configs,
+            backend=moe_runner_backend, graph=graph, seed=seed, engine=engine, routing=routing, reps=reps, out=out,
+            as_json=as_json)
+    )  # fmt: skip
+
+
+@app.command()
+def verify(
+    ops: Annotated[str, typer.Option(help="Comma-separated ops, or all.")] = "all",
+    dtypes: Annotated[str, typer.Option(help="Comma-separated dtypes.")] = "float32,bfloat16,float16",
+    backend: Annotated[str, typer.Option(help="triton, torch or all.")] = "all",
+    out: Annotated[Path | None, typer.Option(help="Where to write the measurement record.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Hold every op against its twin, over dtypes and odd shapes.
+
+    Example: tuner verify --ops fused_experts --dtypes float32,bfloat16 --out result.json
+    """
+    from tuner.commands.verify import run
+
+    raise typer.Exit(run(ops=ops, dtypes=dtypes, backend=backend, out=out, as_json=as_json))

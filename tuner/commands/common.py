@@ -1,0 +1,59 @@
+"""What the commands share: option texts to values, results to files."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from moegate.configs import BATCH_SIZES
+from moegate.errors import UsageError
+from moegate.records import Measurement, to_json, write
+
+__all__ = ["parse_budget", "parse_sizes", "print_json", "publish"]
+
+_BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
+_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_MOST = 1 << 20
+
+
+def parse_sizes(text: str, default: Sequence[int] = BATCH_SIZES) -> tuple[int, ...]:
+    """`1,2,4` as ascending numbers; `default` for an empty text. UsageError for anything else."""
+    if not text.strip():
+        return tuple(default)
+    sizes = set()
+    for part in text.split(","):
+        word = part.strip()
+        if not word.isascii() or not word.isdigit() or not 0 < int(word) <= _MOST:
+            raise UsageError(
+                f"{word!r} is no batch size", field="--batch-sizes", fix="positive numbers, such as 1,2,4,8"
+            )
+        sizes.add(int(word))
+    return tuple(sorted(sizes))
+
+
+def parse_budget(text: str | None) -> float | None:
+    """`45s`, `3m`, `1.5h` or bare seconds; None for none. UsageError for anything else."""
+    if text is None:
+        return None
+    match = _BUDGET.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise UsageError(f"{text!r} is no duration", field="--budget", fix="write it as 45s, 3m or 1.5h")
+    return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+def publish(measurement: Measurement, out: Path | None, as_json: bool) -> None:
+    """Write the record where it is asked for."""
+    if out is not None:
+        write(out, measurement)
+    if as_json:
+        print_json(to_json(measurement))
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on standard output."""
+    json.dump(document, sys.stdout, indent=1)
+    sys.stdout.write("\n")

@@ -1,0 +1,63 @@
+"""Every budget of the search in one table: how wide, how often, how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moegate.errors import UsageError
+
+__all__ = ["EFFORTS", "Effort", "effort"]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much work a tuning may do.
+
+    Attributes:
+        portfolio: candidates per batch size from the prior (`None`: the whole space).
+        neighbours: best configs of each already tuned neighbouring batch size that are tried too.
+        moves: rounds of one-step moves around the best; 0 for none.
+        tma: candidates per projection that are also tried with descriptor loads.
+        refine: candidates that get every value of the refined axes (GROUP_SIZE_M).
+        reps: replays of each rung; rung 0 covers all candidates, each next rung the best `keep` of the one before.
+        keep: candidates that enter rung 1, 2, ...
+        abort: a candidate slower than this multiple of the incumbent after its first replay is not replayed again.
+        finals: candidates per projection re-measured against the default in a fresh process.
+        final_rounds: interleaved rounds of the finals.
+        probes: random candidates per batch size that watch for what the prior does not know.
+    """
+
+    name: str
+    portfolio: int | None
+    neighbours: int
+    moves: int
+    tma: int
+    refine: int
+    reps: tuple[int, ...]
+    keep: tuple[int, ...]
+    abort: float
+    finals: int
+    final_rounds: int
+    probes: int = 0
+
+
+EFFORTS: dict[str, Effort] = {
+    "quick": Effort("quick", 16, 3, 1, 3, 1, (2, 4), (4,), 1.5, 1, 5),
+    "full": Effort("full", 32, 4, 2, 6, 4, (2, 5, 10), (8, 4), 2.0, 2, 9, 2),
+    "exhaustive": Effort("exhaustive", None, 0, 0, 1_000_000, 4, (3, 5, 10), (16, 4), 4.0, 3, 9),
+}
+
+# Under Triton's interpreter one call takes as long as thousands on a device and repeats within a few per cent.
+INTERPRETED: dict[str, Effort] = {
+    "quick": Effort("quick", None, 0, 0, 0, 0, (1, 2), (2,), 1.3, 1, 2),
+    "full": Effort("full", None, 0, 1, 0, 0, (2, 3), (3,), 1.5, 2, 5),
+    "exhaustive": Effort("exhaustive", None, 0, 0, 0, 0, (2, 3), (4,), 4.0, 2, 5),
+}
+
+
+def effort(name: str, *, interpreted: bool = False) -> Effort:
+    """The budget called `name`; UsageError for an unknown one."""
+    table = INTERPRETED if interpreted else EFFORTS
+    if name not in table:
+        raise UsageError(f"unknown effort {name!r}", field="--effort", fix=f"one of {', '.join(table)}")
+    return table[name]

@@ -1,0 +1,126 @@
+"""From finals to files: SGLang's JSON (vLLM's on request), provenance beside it, and a look-up of what was written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from moegate import canonical
+from moegate.configs import ConfigKey, ConfigTree, directory_name, format_name
+from moegate.errors import InfraError
+from moegate.paths import write_atomic
+from moegate.records import ConfigTiming, Provenance, write
+from moegate.records.provenance import sidecar_name
+from tuner.config import Config, Scalar
+from tuner.finals import Final
+from tuner.problem import Projection
+
+__all__ = ["ENGINE_FIELDS", "Origin", "emit", "file_entry", "write_file"]
+
+# What each engine's loader keeps of a config; anything else would silently not be what was timed.
+ENGINE_FIELDS: dict[str, frozenset[str] | None] = {
+    "moegate": None,
+    "sglang": frozenset(
+        {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages", "waves_per_eu", "USE_TMA"}
+    ),
+    "vllm": frozenset(
+        {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages", "waves_per_eu",
+         "matrix_instr_nonkdim", "kpack"}
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the timings come from; becomes the provenance of every file."""
+
+    engine: str
+    kernel_hash: str
+    device: str
+    identity: str
+    triton: str
+    environment: dict[str, str]
+    candidates: int
+    covered: int
+    interpreter: bool
+    command: str
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+def file_entry(config: Config, engine: str) -> tuple[dict[str, Scalar], list[str]]:
+    """One entry of a file for `engine`, and the names of fields that its loader would drop."""
+    keep = ENGINE_FIELDS[engine] if engine in ENGINE_FIELDS else None
+    entry = {name: value for name, value in config.items if keep is None or name in keep}
+    return entry, [name for name, _ in config.items if name not in entry]
+
+
+def write_file(path: Path, entries: Mapping[int, Mapping[str, Scalar]]) -> None:
+    """Write one config file as the engines' tuners do: four spaces, batch sizes ascending, a newline at the end."""
+    ordered = {str(size): dict(entries[size]) for size in sorted(entries)}
+    write_atomic(path, json.dumps(ordered, indent=4) + "\n")
+
+
+def emit(root: Path, key: ConfigKey, finals: Sequence[Final], origin: Origin,
+         spelling: Literal["sglang", "vllm"] = "sglang") -> list[Path]:  # fmt: skip
+    """Write the config files of a tuning below `root` and read them back through the look-up.
+
+    SGLang's spelling writes `configs/triton_X_Y_Z/` with an up and a down file; vLLM's writes the up file alone, flat.
+
+    Returns:
+        All files written, config files first.
+
+    Raises:
+        InfraError: the look-up does not answer with what was written.
+    """
+    folder = root / "configs" / directory_name(origin.triton) if spelling == "sglang" else root / "vllm"
+    projections: tuple[Projection, ...] = ("up", "down") if spelling == "sglang" else ("up",)
+    configs, sidecars = [], []
+    for projection in projections:
+        entries: dict[int, dict[str, Scalar]] = {}
+        dropped: set[str] = set()
+        for final in finals:
+            entries[final.batch_size], lost = file_entry(
+                final.configs[projection], spelling if spelling == "vllm" else origin.engine
+            )
+            dropped.update(lost)
+        path = folder / format_name(key, "down" if projection == "down" else "up", spelling)
+        write_file(path, entries)
+        sidecar = path.with_name(sidecar_name(path.name))
+        write(sidecar, _provenance(finals, origin, path, sorted(dropped)))
+        configs.append(path)
+        sidecars.append(sidecar)
+    _reload(folder if spelling == "vllm" else root, key, finals, origin, projections, spelling)
+    return [*configs, *sidecars]
+
+
+def _provenance(finals: Sequence[Final], origin: Origin, path: Path, dropped: list[str]) -> Provenance:
+    timings = {
+        str(f.batch_size): ConfigTiming(
+            f.winner_us, f.default_us, f.winner_spread_us, f.default_spread_us, f.verified, f.kept_default
+        )
+        for f in finals
+    }
+    notes = [f"{name} was stripped: {origin.engine}'s loader drops it" for name in dropped]
+    notes += [note for f in finals for note in f.notes]
+    return Provenance(
+        origin="measured", engine=origin.engine, date=datetime.now(UTC).isoformat(timespec="seconds"),
+        kernel_hash=origin.kernel_hash, device=origin.device, identity=origin.identity, triton=origin.triton,
+        environment=origin.environment, candidates=origin.candidates, covered=origin.covered, timings=timings,
+        verified=all(f.verified for f in finals), interpreter=origin.interpreter, command=origin.command,
+        config_sha256=canonical.file_digest(path), detail={**origin.detail, "notes": notes},
+    )  # fmt: skip
+
+
+def _reload(root: Path, key: ConfigKey, finals: Sequence[Final], origin: Origin, projections: Sequence[Projection],
+            spelling: str) -> None:  # fmt: skip
+    tree = ConfigTree(root)
+    for projection in projections:
+        found = tree.resolve(key, "down" if projection == "down" else "up", triton=origin.triton)
+        for final in finals:
+            wanted, _ = file_entry(final.configs[projection], spelling if spelling == "vllm" else origin.engine)
+            if found.reason != "exact" or found.for_batch(final.batch_size) != wanted:
+                raise InfraError(f"{found.file}: the look-up answers {found.reason} for batch size {final.batch_size}")

@@ -1,0 +1,115 @@
+"""What an adapter is: it builds operands, launches one projection with one config, and knows the right answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from moegate import canonical
+from tuner.problem import Problem, Projection
+
+__all__ = ["LIMITS", "QUANTISED_LIMITS", "Adapter", "Batch", "Routes", "Verdict", "compare", "source_digest"]
+
+Routes = Sequence[tuple[torch.Tensor, torch.Tensor]]
+"""Routings of one batch: pairs of weights float32 [M, topk] and ids int32 [M, topk]."""
+
+LIMITS: Mapping[str, tuple[float, float]] = {
+    "float32": (1e-4, 1e-5),
+    "float16": (5e-3, 1e-3),
+    "bfloat16": (2e-2, 4e-3),
+    "fp8_w8a8": (2e-2, 4e-3),
+}
+"""Largest error over the largest magnitude, and RMS error over RMS magnitude, against the float32 twin."""
+
+QUANTISED_LIMITS = (7e-2, 1e-2)
+"""For outputs that are FP8 themselves: a value next to a rounding boundary may fall to its other side, one step of 1/16."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far an output is from the reference. `ok` needs every element written and both limits kept."""
+
+    ok: bool
+    max_rel: float
+    rms: float
+    unwritten: int
+    shown: str = ""
+
+    @property
+    def reason(self) -> str:
+        """What is wrong, in words; empty where nothing is."""
+        if self.ok:
+            return ""
+        if self.unwritten:
+            return f"{self.unwritten} elements were not written or are not finite"
+        return f"max-rel {self.max_rel:.3g}, rms {self.rms:.3g}{self.shown}"
+
+
+def source_digest(folder: Path) -> str:
+    """sha256 (hex) over the Python sources of a folder; compiled files beside them do not count."""
+    return canonical.digest([[path.name, canonical.file_digest(path)] for path in sorted(folder.glob("*.py"))])
+
+
+def compare(
+    out: torch.Tensor, reference: torch.Tensor, dtype: str, limits: tuple[float, float] | None = None
+) -> Verdict:
+    """Hold `out` against the float32 `reference` of the same shape under the limits of `dtype` (or others)."""
+    got = out.float()
+    unwritten = int((~torch.isfinite(got)).sum())
+    if unwritten:
+        return Verdict(False, float("inf"), float("inf"), unwritten)
+    error = (got - reference).abs()
+    top, scale = float(reference.abs().max()), float(reference.square().mean().sqrt())
+    max_rel = float(error.max()) / max(top, 1e-30)
+    rms = float(error.square().mean().sqrt()) / max(scale, 1e-30)
+    limit_max, limit_rms = limits or LIMITS[dtype]
+    ok = max_rel <= limit_max and rms <= limit_rms
+    return Verdict(ok, max_rel, rms, 0, f" over {limit_max:g} and {limit_rms:g}")
+
+
+class Batch(Protocol):
+    """The inputs of one batch size, with everything prepared that is not part of the timed kernel."""
+
+    size: int
+    routes: int
+
+    def launch(self, projection: Projection, config: Mapping[str, Any], route: int) -> Any:
+        """Run one projection as it is served and return its output, whatever form that has."""
+
+    def check(self, projection: Projection, config: Mapping[str, Any], out: Any) -> Verdict:
+        """Compare an output of `launch(.., route=0)` with the float32 reference."""
+
+    def whole(self, configs: Mapping[Projection, Mapping[str, Any]], route: int) -> torch.Tensor:
+        """Run the whole op as it is served."""
+
+    def check_whole(self, out: torch.Tensor) -> Verdict:
+        """Compare an output of `whole(.., route=0)` with the float32 reference."""
+
+
+class Adapter(Protocol):
+    """One engine's kernel for one problem."""
+
+    engine: str
+    problem: Problem
+
+    def kernel_hash(self) -> str:
+        """sha256 over the sources of the kernel that is timed."""
+
+    def setup(self, device: torch.device, seed: int, copies: int) -> int:
+        """Make the weights (`copies` sets, so that rotating through them leaves the cache cold); returns bytes per set."""
+
+    def batch(self, size: int, routes: Routes) -> Batch:
+        """Prepare the inputs of one batch size."""
+
+    def kernel_of(self, projection: Projection) -> str:
+        """Name of the kernel whose compiled facts count for a projection."""
+
+    def modules(self) -> list[Any]:
+        """Modules whose jitted kernels a launch may reach; compile-only swaps them all."""
+
+    def simulate(self, features: frozenset[str]) -> None:
+        """In a compile-only child: make the launcher believe in a device with these features."""

@@ -1,0 +1,239 @@
+"""moegate's own kernels: `xkernels.ops.fused_experts`, timed as the server runs them (sorted layout, fused gate)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moegate.errors import UsageError
+from tuner.engines.base import QUANTISED_LIMITS, Batch, Routes, Verdict, compare, source_digest
+from tuner.problem import Problem, Projection
+from xkernels.ops import _details
+from xkernels.ops._details import experts as _experts
+from xkernels.ops._details.experts import Rows, down_projection, expert_weights, up_projection
+from xkernels.ops.align import Alignment, moe_align_block_size
+from xkernels.ops.fused_experts import fused_experts, fused_experts_reference, prepare_experts
+from xkernels.ops.prepared import PreparedExperts, deinterleave
+from xkernels.ops.quant import per_token_group_quant_fp8_reference
+from xkernels.ops.scheme import BLOCK_K, NONE, Scheme
+
+__all__ = ["MoegateExperts", "make"]
+
+_WEIGHT_SCALE = 1 / 16
+_INPUT_SCALE = 1 / 8
+_KERNELS: dict[Projection, str] = {"up": "up_gemm", "down": "down_gemm"}
+
+
+def make(problem: Problem) -> MoegateExperts:
+    """The adapter for `problem`; UsageError for an op that has no tunable kernel here."""
+    if problem.op != "fused_experts":
+        raise UsageError(f"moegate has no tunable kernel for {problem.op}", field="--op")
+    return MoegateExperts(problem)
+
+
+def scheme_of(problem: Problem) -> Scheme:
+    """The quantisation scheme of a problem's weights. UsageError for a block shape without a kernel."""
+    if not problem.dtype.startswith("fp8"):
+        return NONE
+    if problem.block_shape is None:
+        return Scheme("fp8_tensor")
+    if problem.block_shape != (BLOCK_K, BLOCK_K):
+        raise UsageError(f"block shape {list(problem.block_shape)} has no kernel", fix=f"[{BLOCK_K}, {BLOCK_K}]")
+    return Scheme("fp8_block", problem.block_shape)
+
+
+class MoegateExperts:
+    """Routed experts in float32, float16, bfloat16 or FP8 (per tensor, or [128, 128] blocks)."""
+
+    engine = "moegate"
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.scheme = scheme_of(problem)
+        self.dtype: torch.dtype = getattr(torch, problem.activation_dtype)
+        self.weights: list[PreparedExperts] = []
+        self.device = torch.device("cpu")
+        self.seed = 0
+
+    def kernel_hash(self) -> str:
+        """Sources of the kernels, their helpers and their launcher."""
+        return source_digest(Path(_details.__file__).parent)
+
+    def setup(self, device: torch.device, seed: int, copies: int) -> int:
+        """Random weights, the same for the same seed; returns bytes of one set."""
+        self.device, self.seed = device, seed
+        self.weights = []
+        for copy in range(copies):
+            generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed + copy)
+            self.weights.append(self._prepare(generator))
+        first = self.weights[0]
+        return first.w1.nbytes + first.w2.nbytes
+
+    def batch(self, size: int, routes: Routes) -> Batch:
+        """Inputs for `size` tokens."""
+        generator = (
+            None if self.device.type == "meta" else torch.Generator(self.device).manual_seed(self.seed + 7 * size)
+        )
+        x = self._random((size, self.problem.H), generator) * _INPUT_SCALE
+        return _ExpertsBatch(self, x.to(self.dtype), routes)
+
+    def kernel_of(self, projection: Projection) -> str:
+        """Name of the kernel whose compiled facts count for a projection."""
+        return _KERNELS[projection]
+
+    def simulate(self, features: frozenset[str]) -> None:
+        """In a compile-only child: answer the launcher's question about the device for one that is not here."""
+
+        class _Target:
+            def features(self) -> frozenset[str]:
+                return features
+
+        _experts.of = lambda tensor: _Target()  # type: ignore[assignment, misc, return-value]
+
+    def modules(self) -> list[Any]:
+        """Modules whose kernels a launch may reach."""
+        from xkernels.ops._details import moe_gemm, quant
+
+        return [moe_gemm, quant]
+
+    def _prepare(self, generator: torch.Generator | None) -> PreparedExperts:
+        p = self.problem
+        w1, w2 = self._random((p.E, 2 * p.N, p.H), generator), self._random((p.E, p.H, p.N), generator)
+        if self.scheme.kind == "none":
+            return prepare_experts((w1 * _WEIGHT_SCALE).to(self.dtype), (w2 * _WEIGHT_SCALE).to(self.dtype))
+        fp8 = torch.float8_e4m3fn
+        if self.scheme.kind == "fp8_tensor":
+            scale = torch.full((p.E,), _WEIGHT_SCALE, device=self.device)
+            return prepare_experts(w1.to(fp8), w2.to(fp8), scheme=self.scheme, w1_scale=scale, w2_scale=scale)
+        blocks = [(-(-2 * p.N // BLOCK_K), -(-p.H // BLOCK_K)), (-(-p.H // BLOCK_K), -(-p.N // BLOCK_K))]
+        s1, s2 = ((self._random((p.E, *shape), generator).abs() + 0.5) * _WEIGHT_SCALE for shape in blocks)
+        return prepare_experts(w1.to(fp8), w2.to(fp8), scheme=self.scheme, w1_scale=s1, w2_scale=s2)
+
+    def _random(self, shape: tuple[int, ...], generator: torch.Generator | None) -> torch.Tensor:
+        if generator is None:
+            return torch.empty(shape, device=self.device)
+        return torch.randn(shape, device=self.device, generator=generator)
+
+
+class _ExpertsBatch:
+    """One batch size: activations, routings, and per BLOCK_SIZE_M the alignment and the down projection's input."""
+
+    def __init__(self, adapter: MoegateExperts, x: torch.Tensor, routes: Routes) -> None:
+        self.adapter, self.x, self._routes = adapter, x, routes
+        self.size, self.routes = x.shape[0], len(routes)
+        self._alignments: dict[tuple[int, int], Alignment] = {}
+        self._hidden: dict[int, Rows] = {}
+        self._references: dict[str, torch.Tensor] = {}
+
+    def launch(self, projection: Projection, config: Mapping[str, Any], route: int) -> Any:
+        """One GEMM: up includes the gated activation, down the router weight; FP8 quantisation where it is served so."""
+        weights, _ = self._routes[route]
+        experts = self._experts(route)
+        alignment = self.alignment(int(config["BLOCK_SIZE_M"]), route)
+        if projection == "up":
+            return up_projection(self.x, experts, weights, alignment, config)
+        return down_projection(self.hidden(alignment), experts, weights, alignment, config, self.x.dtype)
+
+    def check(self, projection: Projection, config: Mapping[str, Any], out: Any) -> Verdict:
+        """Valid rows only: padding rows of the sorted layout are nobody's result."""
+        reference, dtype = self._reference(projection), self.adapter.problem.dtype
+        if projection == "down":
+            return compare(out.flatten(0, 1), reference, dtype)
+        places, slots = self._valid(self.alignment(int(config["BLOCK_SIZE_M"]), 0))
+        wanted = reference[slots]
+        if out.scale is None:
+            return compare(out.values[places, : self.adapter.problem.N], wanted, dtype)
+        # The kernel quantised its result: hold it against the quantised reference.
+        scales = out.scale.t()[places].repeat_interleave(BLOCK_K, 1)[:, : out.values.shape[1]]
+        got = (out.values[places].float() * scales)[:, : self.adapter.problem.N]
+        return compare(got, _rounded(wanted, BLOCK_K), dtype, QUANTISED_LIMITS)
+
+    def whole(self, configs: Mapping[Projection, Mapping[str, Any]], route: int) -> torch.Tensor:
+        """Align, up, down, combine."""
+        weights, ids = self._routes[route]
+        return fused_experts(
+            self.x, self._experts(route), weights, ids, backend="triton", up=configs["up"], down=configs["down"]
+        )
+
+    def whole_by(self, backend: str, route: int) -> torch.Tensor:
+        """The op by a backend that reads no config."""
+        weights, ids = self._routes[route]
+        return fused_experts(self.x, self._experts(route), weights, ids, backend=backend)
+
+    def check_whole(self, out: torch.Tensor) -> Verdict:
+        """Against the op's twin."""
+        if "whole" not in self._references:
+            weights, ids = self._routes[0]
+            experts = self.adapter.weights[0]
+            self._references["whole"] = fused_experts_reference(self.x.float(), experts, weights, ids)
+        return compare(out, self._references["whole"], self.adapter.problem.dtype)
+
+    def alignment(self, block_m: int, route: int) -> Alignment:
+        """Sorted tokens of one routing."""
+        key = (block_m, route)
+        if key not in self._alignments:
+            self._alignments[key] = self._align(self._routes[route][1], block_m)
+        return self._alignments[key]
+
+    def hidden(self, alignment: Alignment) -> Rows:
+        """The down projection's input in sorted order: route 0's true values, shared by all routings."""
+        block = alignment.block
+        if block not in self._hidden:
+            rows = alignment.expert_ids.numel() * block
+            hidden = torch.zeros(rows, self.adapter.weights[0].padded, dtype=self.x.dtype, device=self.x.device)
+            if self.x.device.type != "meta":
+                places, slots = self._valid(self.alignment(block, 0))
+                hidden[places, : self.adapter.problem.N] = self._reference("up")[slots].to(self.x.dtype)
+            self._hidden[block] = Rows(hidden)
+        return self._hidden[block]
+
+    def _align(self, ids: torch.Tensor, block_m: int) -> Alignment:
+        if ids.device.type != "meta":
+            return moe_align_block_size(ids, block_m, self.adapter.problem.E)
+        blocks = ids.numel() + self.adapter.problem.E
+        made = [torch.empty(n, dtype=torch.int32, device="meta") for n in (blocks * block_m, blocks, 1)]
+        return Alignment(made[0], made[1], made[2], block_m)
+
+    def _experts(self, route: int) -> PreparedExperts:
+        return self.adapter.weights[route % len(self.adapter.weights)]
+
+    def _valid(self, alignment: Alignment) -> tuple[torch.Tensor, torch.Tensor]:
+        used = alignment.sorted_ids[: int(alignment.num_post_padded)].long()
+        places = torch.nonzero(used < self._routes[0][1].numel()).flatten()
+        return places, used[places]
+
+    def _reference(self, projection: Projection) -> torch.Tensor:
+        """float32 [M * topk, N] (up) or [M * topk, H] (down) in the order of the flattened routing."""
+        if projection not in self._references:
+            weights, ids = self._routes[0]
+            e, flat = self.adapter.weights[0], ids.flatten()
+            up = projection == "up"
+            act = None if up else self._reference("up").to(self.x.dtype).float()
+            out = torch.zeros(
+                flat.numel(), self.adapter.problem.N if up else self.adapter.problem.H, device=self.x.device
+            )
+            for expert in flat.unique().tolist():
+                slots = torch.nonzero(flat == expert).flatten()
+                w1, w2 = expert_weights(e, expert, torch.float32)
+                if act is None:
+                    rows = self._rounded(self.x[slots // ids.shape[1]].float())
+                    y = rows @ deinterleave(w1[None], e.intermediate)[0].T
+                    out[slots] = e.activation.apply(y[:, : e.intermediate], y[:, e.intermediate :])
+                else:
+                    out[slots] = (self._rounded(act[slots]) @ w2.T) * weights.flatten()[slots, None]
+            self._references[projection] = out
+        return self._references[projection]
+
+    def _rounded(self, rows: torch.Tensor) -> torch.Tensor:
+        """Activations with the rounding of their quantisation, where the scheme has one."""
+        if not self.adapter.scheme.fp8:
+            return rows
+        return _rounded(rows, BLOCK_K if self.adapter.scheme.kind == "fp8_block" else rows.shape[1])
+
+
+def _rounded(rows: torch.Tensor, group: int) -> torch.Tensor:
+    values, scales = per_token_group_quant_fp8_reference(rows.contiguous(), group, dtype=torch.float8_e4m3fn)
+    return (values.float().unflatten(1, (-1, group)) * scales[:, :, None]).flatten(1)

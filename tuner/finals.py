@@ -1,0 +1,167 @@
+"""Finals and verification: the whole op, in a process that did not search, against the default.
+
+The winner is kept only where it beats the default beyond noise and computes the right thing, twice the same; else the
+next contender is tried, and in the end the default stays.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moegate.errors import InfraError
+from moegate.journal import Journal
+from tuner.child.client import ChildSpec, Worker, WorkerLost
+from tuner.config import Config
+from tuner.live import LiveOptions
+from tuner.problem import Problem, Projection
+from tuner.strategies.base import Choice
+
+__all__ = ["Final", "Finals", "decide"]
+
+# Below this a difference is not worth a file's entry, however sure it is.
+_FLOOR = 0.002
+_SIGMA = 1.4826
+
+Pair = dict[Projection, Config]
+
+
+@dataclass(frozen=True)
+class Final:
+    """The end of one batch size. Times are medians of the whole op in microseconds, spreads their MAD."""
+
+    batch_size: int
+    configs: Pair
+    winner_us: float
+    default_us: float
+    winner_spread_us: float = 0.0
+    default_spread_us: float = 0.0
+    kept_default: bool = False
+    verified: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def gain(self) -> float:
+        """Default time over winner time."""
+        return self.default_us / self.winner_us if self.winner_us else 1.0
+
+
+def decide(samples: Sequence[Sequence[float]], default: int) -> list[int]:
+    """Indices of candidates from best to worst; those that do not beat the default beyond noise come after it.
+
+    The noise of a median is taken as 1.4826 MAD / sqrt(n); a candidate must be faster by two of these, both sides
+    added, and by 0.2 %.
+    """
+    medians = [statistics.median(row) for row in samples]
+    errors = [_SIGMA * _mad(row) / len(row) ** 0.5 for row in samples]
+    bar = medians[default]
+    beats = [
+        place
+        for place in range(len(samples))
+        if place != default
+        and bar - medians[place] > max(_FLOOR * bar, 2 * (errors[place] ** 2 + errors[default] ** 2) ** 0.5)
+    ]
+    rest = [place for place in range(len(samples)) if place not in beats and place != default]
+    return [*sorted(beats, key=lambda p: medians[p]), default, *sorted(rest, key=lambda p: medians[p])]
+
+
+def _mad(row: Sequence[float]) -> float:
+    middle = statistics.median(row)
+    return statistics.median(abs(value - middle) for value in row)
+
+
+class Finals:
+    """Plays the finals of all batch sizes in one fresh child."""
+
+    def __init__(
+        self, spec: ChildSpec, problem: Problem, options: LiveOptions, journal: Journal, environment: str
+    ) -> None:
+        self.problem, self.options, self.journal, self.environment = problem, options, journal, environment
+        self.worker = Worker(spec, "finals", [("setup", options.setup(problem))])
+        self._done = {
+            (entry.kind, entry.data["size"], _spell(entry.data["candidates"])): entry.data["answer"]
+            for entry in journal.of("final", "verify")
+            if entry.data["env"] == environment
+        }
+
+    def start(self) -> None:
+        """Start the child early, while others still work."""
+        try:
+            self.worker.start()
+        except WorkerLost as lost:
+            raise InfraError(f"the finals' child did not start: {lost.reason}") from None
+
+    def close(self) -> None:
+        """End the child."""
+        self.worker.stop()
+
+    def play(self, choice: Choice, default: Pair, rounds: int) -> Final:
+        """One batch size."""
+        candidates = [default, *(c for c in choice.contenders if c != default)]
+        samples, notes = self._samples(choice.batch_size, candidates, rounds)
+        alive = [place for place, row in enumerate(samples) if row]
+        if 0 not in alive:
+            notes.append("the default config does not run here")
+        order = decide([samples[place] for place in alive], alive.index(0)) if 0 in alive else list(range(len(alive)))
+        for rank in order:
+            place = alive[rank]
+            reason = self._wrong(choice.batch_size, candidates[place])
+            if reason is None:
+                return self._final(choice.batch_size, candidates[place], samples[place], samples[0], place == 0, notes)
+            notes.append(f"{_words(candidates[place])}: {reason}")
+        raise InfraError(f"no config computes {self.problem.op} at batch size {choice.batch_size}: {'; '.join(notes)}")
+
+    def _final(
+        self, size: int, configs: Pair, row: list[float], default: list[float], kept: bool, notes: list[str]
+    ) -> Final:
+        base = default or row
+        return Final(
+            size, configs, round(statistics.median(row), 3), round(statistics.median(base), 3), round(_mad(row), 3),
+            round(_mad(base), 3), kept, True, tuple(notes),
+        )  # fmt: skip
+
+    def _samples(self, size: int, candidates: list[Pair], rounds: int) -> tuple[list[list[float]], list[str]]:
+        """Samples per candidate; where the joint race fails each is run alone, and the guilty one gets no samples."""
+        answer = self._ask("final", size, candidates, rounds=rounds)
+        if "error" not in answer:
+            return answer["samples_us"], []
+        samples: list[list[float]] = []
+        notes = []
+        for candidate in candidates:
+            alone = self._ask("final", size, [candidate], rounds=rounds)
+            samples.append([] if "error" in alone else alone["samples_us"][0])
+            if "error" in alone:
+                notes.append(f"{_words(candidate)}: {alone['error']}: {alone['reason']}")
+        return samples, notes
+
+    def _wrong(self, size: int, configs: Pair) -> str | None:
+        answer = self._ask("verify", size, [configs])
+        return f"{answer['error']}: {answer['reason']}" if "error" in answer else None
+
+    def _ask(self, kind: str, size: int, candidates: list[Pair], **more: Any) -> dict[str, Any]:
+        plain = [{projection: config.as_dict() for projection, config in pair.items()} for pair in candidates]
+        key = (kind, size, _spell(plain))
+        if key in self._done:
+            return self._done[key]
+        args = {"candidates": plain, **more} if kind == "final" else {"configs": plain[0]}
+        limit = self.options.first_deadline_s
+        try:
+            answer = self.worker.ask("finals" if kind == "final" else "verify", limit, size=size, **args)
+        except WorkerLost as lost:
+            answer = {"error": lost.kind, "reason": lost.reason}
+        answer = {
+            name: value for name, value in answer.items() if name in ("samples_us", "error", "reason", "max_rel", "rms")
+        }
+        self.journal.append(kind, env=self.environment, size=size, candidates=plain, answer=answer)
+        self._done[key] = answer
+        return answer
+
+
+def _spell(candidates: Sequence[dict[Any, dict[str, Any]]]) -> str:
+    return " | ".join(_words({p: Config.of(c) for p, c in pair.items()}) for pair in candidates)
+
+
+def _words(pair: Pair) -> str:
+    return ", ".join(f"{projection} {pair[projection].spell()}" for projection in sorted(pair))

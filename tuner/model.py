@@ -1,0 +1,47 @@
+"""From a model's config.json, or a shape on the command line, to the problem that is tuned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from moegate.errors import UsageError
+from moegate.families import load_layout
+from tuner.problem import DTYPES, Problem, parse_shape
+
+__all__ = ["problem_of"]
+
+_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "fp8_w8a8"}
+
+
+def problem_of(model: Path | None, shape: str | None, op: str, dtype: str, *, engine: str = "moegate", tp: int = 1,
+               ep: int = 1) -> Problem:  # fmt: skip
+    """The problem that the command line describes.
+
+    Args:
+        model: a Hugging Face config.json or its folder; exactly one of `model` and `shape`.
+        shape: see `tuner.problem.parse_shape`.
+        op: a name of `tuner.problem.OPS`.
+        dtype: `auto` (the model's own), a torch dtype, or `fp8_w8a8`.
+        engine: decides whether shared experts are fused (they then take part in the routing).
+        tp: tensor-parallel size. ep: expert-parallel size.
+
+    Raises:
+        UsageError: neither or both of model and shape, or something in them is wrong.
+    """
+    if (model is None) == (shape is None):
+        raise UsageError("give either --model or --shape", fix="--model DIR, or --shape E=64,N=896,H=1280,topk=6")
+    dtype = _SHORT.get(dtype, dtype)
+    if dtype != "auto" and dtype not in DTYPES:
+        raise UsageError(f"unknown dtype {dtype!r}", field="--dtype", fix=f"auto or one of {', '.join(DTYPES)}")
+    if shape is not None:
+        return parse_shape(shape, op, "bfloat16" if dtype == "auto" else dtype)
+    assert model is not None
+    layout = load_layout(model)
+    shared = layout.fused_shared if engine == "sglang" else 0
+    intermediate, experts = layout.shard(tp, ep)
+    quant = layout.quant.dtype
+    if dtype == "auto":
+        dtype = quant if quant in DTYPES else layout.dtype
+    block = layout.quant.block_shape if dtype == "fp8_w8a8" else None
+    visible = (block[0], block[1]) if block is not None and all(block) else None
+    return Problem(op, experts + shared, intermediate, layout.hidden, layout.topk + shared, dtype, visible, shared)

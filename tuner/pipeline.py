@@ -1,0 +1,294 @@
+"""One tuning from the problem to the files: race, finals, verification, emission; all of it resumable."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moegate import canonical, devices
+from moegate.devices import normalise
+from moegate.errors import InfraError
+from moegate.journal import Journal
+from moegate.records import DeviceIdentity, from_json
+from tuner.child.client import ChildSpec, WorkerLost
+from tuner.config import Config
+from tuner.defaults import default_for
+from tuner.effort import Effort, effort
+from tuner.emit import Origin, emit
+from tuner.finals import Final, Finals
+from tuner.journaled import PURPOSE, Journaled, error_counts
+from tuner.live import Live, LiveOptions, Strike, pool_size
+from tuner.prior import load as load_prior
+from tuner.problem import Problem, Projection
+from tuner.progress import Progress
+from tuner.spaces import Space, space_for
+from tuner.strategies import strategy
+from tuner.strategies.base import Arena, Findings, Task
+
+__all__ = ["TuneOptions", "TuneResult", "device_name_of", "tune"]
+
+CODEGEN_PREFIXES = ("TRITON_", "IGC_", "SYCL_", "LLVM_", "DISABLE_LLVM_OPT")
+_NOT_CODEGEN = ("TRITON_CACHE_DIR", "TRITON_HOME")
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """What the command line says."""
+
+    problem: Problem
+    batch_sizes: tuple[int, ...]
+    out: Path
+    effort: str = "full"
+    engine: str = "moegate"
+    strategy: str = "racing"
+    budget_s: float | None = None
+    prior: bool = True
+    without: tuple[str, ...] = ()
+    seed: int = 0
+    routing: str = "uniform"
+    python: str = sys.executable
+    workers: int | None = None
+    command: tuple[str, ...] = field(default_factory=lambda: tuple(sys.argv))
+    quiet: bool = False
+    vllm: bool = False
+    keep_cache: bool = False
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What came out. `files` are all files written; `seconds` the wall time of each stage."""
+
+    finals: tuple[Final, ...]
+    findings: Findings
+    files: tuple[Path, ...]
+    device: DeviceIdentity
+    versions: dict[str, str]
+    interpreter: bool
+    seconds: dict[str, float]
+    counts: dict[str, int]
+    errors: dict[str, int]
+    complete: bool
+
+
+def device_name_of(hello: dict[str, Any]) -> str:
+    """The device_name field of config files for the device a child reports (`cpu` under the interpreter)."""
+    return "cpu" if hello["device"]["kind"] == "cpu" else normalise(hello["device"]["name"])
+
+
+def tune(options: TuneOptions) -> TuneResult:
+    """Run a tuning, or go on with one that was interrupted in the same folder.
+
+    Raises:
+        UsageError: the problem cannot be tuned here. InfraError: no device, or children that do not start.
+    """
+    clock = _Clock()
+    spec = _spec(options)
+    with Journal.open(options.out / "journal", purpose=PURPOSE) as journal:
+        live = _live(options, spec, journal)
+        finals: Finals | None = None
+        try:
+            clock.mark("start")
+            setting = _Setting(options, live)
+            runner = Journaled(live, journal, setting.digest)
+            live.strikes.update(runner.blocked())
+            setting.note(journal)
+            progress = Progress(2 * len(options.batch_sizes), quiet=options.quiet)
+            findings = strategy(options.strategy).tune(setting.task(progress, clock), runner)
+            clock.mark("search")
+            finals = Finals(spec, options.problem, setting.live_options, journal, setting.digest)
+            played = _play(finals, findings, setting, progress)
+            clock.mark("finals")
+            progress.end()
+        finally:
+            live.close()
+            if finals is not None:
+                finals.close()
+        key = options.problem.key(setting.device_name)
+        origin = setting.origin(findings)
+        files = emit(options.out, key, played, origin)
+        files += emit(options.out, key, played, origin, "vllm") if options.vllm else []
+        journal.append("emitted", files=[str(path.relative_to(options.out)) for path in files])
+        clock.mark("emit")
+        counts = {
+            "evaluations": findings.evaluations,
+            "measured": runner.measured,
+            "reused": runner.reused,
+            "compiled": live.pool.count if live.pool is not None else 0,
+            "binaries": live.pool.binaries() if live.pool is not None else 0,
+            "compiled_late": live.compiled_late,
+            "child_starts": live.worker.starts,
+        }
+        errors = error_counts(journal)
+    if not options.keep_cache:
+        shutil.rmtree(options.out / "cache", ignore_errors=True)
+    shutil.rmtree(options.out / "children" / "packages", ignore_errors=True)
+    return TuneResult(
+        tuple(played), findings, tuple(files), setting.identity, dict(live.hello["versions"]), live.hello["interpreter"],
+        clock.seconds, counts, errors, findings.complete,
+    )  # fmt: skip
+
+
+def _play(finals: Finals, findings: Findings, setting: _Setting, progress: Progress) -> list[Final]:
+    played = []
+    for size in sorted(findings.choices):
+        pair: dict[Projection, Config] = dict.fromkeys(setting.options.problem.projections, setting.default(size))
+        final = finals.play(findings.choices[size], pair, setting.effort.final_rounds)
+        played.append(final)
+        kept = "the default stays" if final.kept_default else f"{final.gain:.2f}x the default"
+        progress.step(f"M={size}: {final.winner_us:.1f} us, {kept}, verified")
+    if not played:
+        raise InfraError("no batch size has a config that runs; see the journal for the reasons")
+    return played
+
+
+def _spec(options: TuneOptions) -> ChildSpec:
+    env = {"TRITON_CACHE_DIR": str((options.out / "cache").resolve()), **interpreter_env()}
+    return ChildSpec((options.out / "children").resolve(), options.python, env)
+
+
+def interpreter_env() -> dict[str, str]:
+    """What a child needs on a machine without a GPU: Triton's interpreter. Set for children, never for this process."""
+    if os.environ.get("TRITON_INTERPRET") == "1" or not _accelerator():
+        return {"TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": os.environ.get("TRITON_DEFAULT_FP_FUSION", "1")}
+    return {}
+
+
+def _accelerator() -> bool:
+    """Whether this host has a device node of any vendor's driver; asking torch would start it in this process."""
+    nodes = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri", "/dev/dxg")
+    return any(Path(node).exists() for node in nodes)
+
+
+def _live(options: TuneOptions, spec: ChildSpec, journal: Journal) -> Live:
+    interpreted = "TRITON_INTERPRET" in spec.env
+    live_options = LiveOptions(
+        options.engine, options.seed, 1 if interpreted else 10, options.routing, not interpreted,
+        0 if interpreted else (options.workers or pool_size()), 60.0 if interpreted else 30.0,
+    )  # fmt: skip
+
+    def struck(strike: Strike) -> None:
+        journal.append(
+            "strike", env=live.environment, projection=strike.unit.projection, size=strike.unit.batch_size,
+            config=strike.unit.config.as_dict(), error=strike.kind, reason=strike.reason,
+        )  # fmt: skip
+
+    try:
+        live = Live(spec, options.problem, live_options, struck)
+    except WorkerLost as lost:
+        raise InfraError(f"the measuring child did not start: {lost.reason} (logs: {spec.folder})") from None
+    return live
+
+
+class _Setting:
+    """Everything that the device's first answers decide."""
+
+    def __init__(self, options: TuneOptions, live: Live) -> None:
+        self.options, self.live_options = options, live.options
+        self.hello = live.hello
+        self.interpreted = bool(live.hello["interpreter"])
+        self.identity = from_json(DeviceIdentity, live.hello["device"])
+        self.device_name = device_name_of(live.hello)
+        self.vendor = _vendor(live.hello)
+        self.effort: Effort = effort(options.effort, interpreted=self.interpreted)
+        self.space: Space = space_for(options.problem.op, self.vendor)
+        self.kernel_hash = str(live.ready["kernel_hash"])
+        self.environment = {
+            **live.hello["versions"],
+            **codegen_variables(os.environ),
+            "platform": live.hello["platform"],
+        }
+        self.digest = canonical.digest(
+            [options.problem.as_dict(), options.engine, self.kernel_hash, self.environment, self.identity.name,
+             self.identity.identity, options.routing, options.seed]
+        )[:16]  # fmt: skip
+        live.environment = self.digest
+
+    def default(self, size: int) -> Config:
+        """The default config of one batch size."""
+        return default_for(self.options.problem, self.vendor, self.device_name, size)
+
+    def note(self, journal: Journal) -> None:
+        """Write down once what the outcomes of this environment were measured on."""
+        if any(entry.data["env"] == self.digest for entry in journal.of("environment")):
+            return
+        journal.append(
+            "environment", env=self.digest, problem=self.options.problem.as_dict(), engine=self.options.engine,
+            kernel_hash=self.kernel_hash, environment=self.environment, device=self.hello["device"],
+            vendor=self.vendor, device_name=self.device_name, command=list(self.options.command),
+        )  # fmt: skip
+
+    def task(self, progress: Progress, clock: _Clock) -> Task:
+        """The search task."""
+        budget = self.options.budget_s
+        prior = load_prior().without(*self.options.without) if self.options.prior else None
+
+        def report(stage: str, size: int, arena: Arena | None) -> None:
+            best = arena.joint() if arena is not None else None
+            default = self.default(size)
+            times = [arena.time(p, default) for p in self.options.problem.projections] if arena is not None else []
+            base = sum(t for t in times if t is not None) if all(t is not None for t in times) else None
+            gain = f", default {base / best[0]:.2f}x slower" if best and base else ""
+            progress.step(
+                f"{stage} M={size}: best {best[0]:.1f} us{gain}" if best else f"{stage} M={size}: nothing runs"
+            )
+
+        # The finals and verification take about as long as a sixth of the search: leave them room.
+        late: Callable[[], bool] = (lambda: clock.elapsed() > 0.8 * budget) if budget is not None else (lambda: False)
+        return Task(
+            self.options.problem, self.options.batch_sizes, self.space, self.effort, self.default, prior,
+            self.options.seed, report, late,
+        )  # fmt: skip
+
+    def origin(self, findings: Findings) -> Origin:
+        """Provenance of the files."""
+        p = self.options.problem
+        covered = len({(q, c) for arena in findings.arenas.values() for q, c in [*arena.samples, *arena.errors]})
+        return Origin(
+            self.options.engine, self.kernel_hash, self.device_name, self.identity.identity,
+            str(self.hello["versions"]["triton"]), self.environment, self.space.size(p) * len(p.projections), covered,
+            self.interpreted, shlex.join(self.options.command),
+            {"problem": p.as_dict(), "effort": self.options.effort, "strategy": self.options.strategy,
+             "routing": self.options.routing, "complete": findings.complete, "evaluations": findings.evaluations},
+        )  # fmt: skip
+
+
+def codegen_variables(environ: os._Environ[str] | dict[str, str]) -> dict[str, str]:
+    """The variables that change generated code, as they are set."""
+    return {
+        name: environ[name]
+        for name in sorted(environ)
+        if name.startswith(CODEGEN_PREFIXES) and name not in _NOT_CODEGEN
+    }
+
+
+def _vendor(hello: dict[str, Any]) -> str:
+    kind = hello["device"]["kind"]
+    device = devices.find(hello["device"]["name"])
+    if device is not None:
+        return device.vendor
+    return {"cpu": "cpu", "cuda": "nvidia", "rocm": "amd", "xpu": "intel"}[kind]
+
+
+class _Clock:
+    """Wall time by stage."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    def elapsed(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self._began
+
+    def mark(self, stage: str) -> None:
+        """The stage that ends now."""
+        now = time.monotonic()
+        self.seconds[stage] = round(now - self._last, 2)
+        self._last = now

@@ -1,0 +1,107 @@
+"""The prior: which tiles won elsewhere, ranked for one dtype class and batch size.
+
+`portfolio.json` is a table of counts distilled from published config files (see `tuner.prior.distill`); it holds no
+file of anybody's. An architecture can be left out, so that what the prior is worth on a new device can be measured.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from moegate import canonical
+from moegate.configs import BATCH_SIZES
+from moegate.errors import RecordError
+from tuner.config import Config
+
+__all__ = ["Prior", "dtype_class", "grid_distance", "load"]
+
+_FILE = Path(__file__).with_name("portfolio.json")
+_REACH = 2
+_SCHEMA = 1
+# Classes whose winners resemble each other enough to fill up a list that is too short.
+_KIN = {"16bit": ("fp8",), "fp8": ("fp8_block", "16bit"), "fp8_block": ("fp8", "16bit"), "int8": ("fp8",)}
+
+
+def dtype_class(dtype: str | None, block_shape: tuple[int, int] | None = None) -> str:
+    """The class under which winners are counted, for a file's dtype field: what decides bytes per element and tiling."""
+    if dtype is None or dtype in ("float32", "bfloat16", "float16"):
+        return "16bit"
+    if dtype.startswith("fp8"):
+        return "fp8_block" if block_shape else "fp8"
+    return "int8" if dtype.startswith("int8") else dtype
+
+
+def grid_distance(a: int, b: int) -> int:
+    """Steps between two batch sizes on the grid of the 18 usual ones."""
+
+    def place(size: int) -> int:
+        return min(range(len(BATCH_SIZES)), key=lambda i: abs(BATCH_SIZES[i] - size))
+
+    return abs(place(a) - place(b))
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Counts of winning tiles. `exclude` names architectures (`sm_90`) whose counts are not looked at."""
+
+    fields: tuple[str, ...]
+    tiles: tuple[tuple[int, ...], ...]
+    counts: dict[str, dict[str, dict[int, dict[int, int]]]]
+    source: str = ""
+    exclude: frozenset[str] = frozenset()
+
+    def without(self, *families: str) -> Prior:
+        """The same prior as if these architectures had never been tuned."""
+        return Prior(self.fields, self.tiles, self.counts, self.source, self.exclude | frozenset(families))
+
+    def ranked(
+        self, dtype: str | None, block_shape: tuple[int, int] | None, batch_size: int, limit: int
+    ) -> list[Config]:
+        """The `limit` most frequent tiles within two batch-size steps, the most frequent first.
+
+        Args:
+            dtype: the dtype field of the config file's name.
+            block_shape: (n, k) of block-quantised weights.
+            batch_size: rows of hidden states (M).
+            limit: most configs to return; fewer where the counts hold fewer.
+        """
+        kind = dtype_class(dtype, block_shape)
+        found: list[int] = []
+        for name in (kind, *_KIN.get(kind, ("fp8", "16bit"))):
+            votes: Counter[int] = Counter()
+            for family, sizes in self.counts.get(name, {}).items():
+                if family in self.exclude:
+                    continue
+                for size, tiles in sizes.items():
+                    if grid_distance(size, batch_size) <= _REACH:
+                        votes.update(tiles)
+            ordered = sorted(votes, key=lambda tile: (-votes[tile], self.tiles[tile]))
+            found += [tile for tile in ordered if tile not in found]
+            if len(found) >= limit:
+                break
+        return [Config.of(dict(zip(self.fields, self.tiles[tile], strict=True))) for tile in found[:limit]]
+
+
+@cache
+def load(path: Path = _FILE) -> Prior:
+    """Read the distilled table. Raises RecordError where it is damaged or of another schema."""
+    data = canonical.load_json(path)
+    if not isinstance(data, dict) or data.get("schema") != _SCHEMA:
+        raise RecordError(f"is no prior of schema {_SCHEMA}", file=path)
+    return Prior(
+        tuple(data["fields"]), tuple(tuple(tile) for tile in data["tiles"]), _counts(data["counts"]), data["source"]
+    )
+
+
+def _counts(data: dict[str, Any]) -> dict[str, dict[str, dict[int, dict[int, int]]]]:
+    return {
+        kind: {
+            family: {int(size): {int(tile): int(count) for tile, count in rows} for size, rows in sizes.items()}
+            for family, sizes in families.items()
+        }
+        for kind, families in data.items()
+    }

@@ -1,0 +1,133 @@
+"""What is tuned: one op at one shape and dtype, from a model's config or from the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from moegate.configs import ConfigKey
+from moegate.errors import UsageError
+
+__all__ = ["DTYPES", "OPS", "Problem", "Projection", "parse_shape"]
+
+Projection = Literal["up", "down", "main"]
+
+DTYPES = ("float32", "bfloat16", "float16", "fp8_w8a8")
+OPS: dict[str, tuple[Projection, ...]] = {
+    "fused_experts": ("up", "down"),
+    "block_fp8_linear": ("main",),
+    "store_kv_cache": ("main",),
+}
+"""Every tunable op with the kernels that are timed apart."""
+
+_SHAPE_FIELDS: dict[str, tuple[str, ...]] = {
+    "fused_experts": ("E", "N", "H", "topk"),
+    "block_fp8_linear": ("N", "K"),
+    "store_kv_cache": ("heads", "dim"),
+}
+_OPTIONAL = ("block_n", "block_k", "shared")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One op at one shape.
+
+    For `fused_experts`: `E` experts of one rank (shared-expert slots included), `N` intermediate size of one rank, `H`
+    hidden size, `topk` experts per token. For a dense linear `N` x `H` is the weight. `dtype` is the activation's, or
+    the quantisation scheme (`fp8_w8a8`, then bf16 activations are quantised). `shared` of the `topk` slots always go to
+    the last `shared` experts (fused shared experts).
+    """
+
+    op: str
+    E: int
+    N: int
+    H: int
+    topk: int
+    dtype: str
+    block_shape: tuple[int, int] | None = None
+    shared: int = 0
+
+    def __post_init__(self) -> None:
+        if self.op not in OPS:
+            raise UsageError(f"unknown op {self.op!r}", field="--op", fix=f"one of {', '.join(OPS)}")
+        if self.dtype not in DTYPES:
+            raise UsageError(f"unknown dtype {self.dtype!r}", field="--dtype", fix=f"one of {', '.join(DTYPES)}")
+        if self.topk > self.E:
+            raise UsageError(f"topk {self.topk} is more than the {self.E} experts", field="--shape")
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """The kernels that are timed apart."""
+        return OPS[self.op]
+
+    @property
+    def activation_dtype(self) -> str:
+        """torch's name of the activations' dtype."""
+        return "bfloat16" if self.dtype.startswith("fp8") else self.dtype
+
+    @property
+    def file_dtype(self) -> str | None:
+        """The dtype field of the config file's name."""
+        return None if self.dtype in ("bfloat16", "float16") else self.dtype
+
+    def key(self, device_name: str) -> ConfigKey:
+        """The key under which the tuned config is looked up."""
+        return ConfigKey(self.E, self.N, device_name.replace(" ", "_"), self.file_dtype, self.block_shape)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values; `from_dict` reads them back."""
+        return {
+            "op": self.op,
+            "E": self.E,
+            "N": self.N,
+            "H": self.H,
+            "topk": self.topk,
+            "dtype": self.dtype,
+            "block_shape": list(self.block_shape) if self.block_shape else None,
+            "shared": self.shared,
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Problem:
+        """Inverse of `as_dict`."""
+        block = values.get("block_shape")
+        return cls(**{**values, "block_shape": tuple(block) if block else None})
+
+    def with_dtype(self, dtype: str | None) -> Problem:
+        """The same shape in another dtype (None keeps it)."""
+        if dtype is None or dtype == self.dtype:
+            return self
+        return replace(self, dtype=dtype, block_shape=self.block_shape if dtype.startswith("fp8") else None)
+
+
+def parse_shape(text: str, op: str, dtype: str) -> Problem:
+    """Read `E=64,N=896,H=1280,topk=6[,block_n=128,block_k=128][,shared=1]`.
+
+    Raises:
+        UsageError: a field is missing, unknown, twice or no positive number.
+    """
+    if op not in OPS:
+        raise UsageError(f"unknown op {op!r}", field="--op", fix=f"one of {', '.join(OPS)}")
+    needed = _SHAPE_FIELDS[op]
+    values: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, number = part.strip().partition("=")
+        if name not in needed + _OPTIONAL or name in values:
+            raise UsageError(
+                f"{part.strip()!r} is no field of this shape", field="--shape", fix=f"give {', '.join(needed)}"
+            )
+        if not number.isascii() or not number.isdigit() or int(number) < (0 if name == "shared" else 1):
+            raise UsageError(f"{name} must be a positive number, not {number!r}", field="--shape")
+        values[name] = int(number)
+    if missing := [name for name in needed if name not in values]:
+        raise UsageError(f"lacks {', '.join(missing)}", field="--shape", fix=f"give {', '.join(needed)}")
+    block = None
+    if "block_n" in values or "block_k" in values:
+        block = (values.get("block_n", 0), values.get("block_k", 0))
+        if not all(block):
+            raise UsageError("block_n and block_k come together", field="--shape")
+    if op == "block_fp8_linear":
+        return Problem(op, 1, values["N"], values["K"], 1, "fp8_w8a8", block or (128, 128))
+    if op == "store_kv_cache":
+        return Problem(op, 1, values["heads"], values["dim"], 1, dtype)
+    return Problem(op, values["E"], values["N"], values["H"], values["topk"], dtype, block, values.get("shared", 0))

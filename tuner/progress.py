@@ -1,0 +1,55 @@
+"""Progress on standard error: one line that is rewritten on a terminal, plain lines elsewhere, with an ETA."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+__all__ = ["Progress", "duration"]
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3 min 05 s`, `2 h 04 min`."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+class Progress:
+    """Counts steps of known number; the ETA is the mean time of a step times the steps left."""
+
+    def __init__(self, total: int, stream: TextIO | None = None, quiet: bool = False) -> None:
+        self.total, self.done = total, 0
+        self._stream = stream or sys.stderr
+        self._quiet = quiet
+        self._began = time.monotonic()
+        self._terminal = self._stream.isatty()
+
+    def step(self, text: str, advance: int = 1) -> None:
+        """One step is done; `text` says what came out."""
+        self.done += advance
+        elapsed = time.monotonic() - self._began
+        left = elapsed / self.done * (self.total - self.done) if self.done else 0.0
+        self._write(f"[{self.done}/{self.total}] {text} ({duration(elapsed)}, about {duration(left)} left)")
+
+    def say(self, text: str) -> None:
+        """A line outside the count."""
+        self._write(text)
+        if self._terminal and not self._quiet:
+            self._stream.write("\n")
+
+    def end(self) -> None:
+        """Leave the last line standing."""
+        if self._terminal and not self._quiet:
+            self._stream.write("\n")
+            self._stream.flush()
+
+    def _write(self, text: str) -> None:
+        if self._quiet:
+            return
+        self._stream.write(f"\r\x1b[2K{text[:200]}" if self._terminal else text + "\n")
+        self._stream.flush()

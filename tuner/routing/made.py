@@ -1,0 +1,41 @@
+"""Made-up routings: which experts a batch's tokens choose."""
+
+from __future__ import annotations
+
+import torch
+
+from moegate.errors import UsageError
+from tuner.problem import Problem
+
+__all__ = ["KINDS", "make_routes"]
+
+KINDS: dict[str, float] = {"uniform": 0.0, "skewed": 0.6}
+"""Spread of the experts' popularity, in units of a token's own preference."""
+
+
+def make_routes(
+    problem: Problem, size: int, count: int, *, device: torch.device, seed: int, kind: str = "uniform"
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """`count` routings of `size` tokens: weights float32 [size, topk] that sum to one, ids int32 [size, topk].
+
+    The last `shared` slots go to the last `shared` experts with weight 1, as engines that fuse shared experts do.
+    Raises UsageError for an unknown kind.
+    """
+    if kind not in KINDS:
+        raise UsageError(
+            f"unknown routing {kind!r}", field="--routing", fix=f"{', '.join(KINDS)} or a folder of recordings"
+        )
+    generator = torch.Generator("cpu").manual_seed(seed * 1_000_003 + size)
+    routed, own = problem.E - problem.shared, problem.topk - problem.shared
+    out = []
+    for _ in range(count):
+        popularity = torch.randn(1, routed, generator=generator) * KINDS[kind]
+        logits = torch.randn(size, routed, generator=generator) + popularity
+        weights, ids = torch.topk(torch.softmax(logits, -1), own, -1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        if problem.shared:
+            extra = torch.arange(routed, problem.E).expand(size, problem.shared)
+            weights = torch.cat([weights, torch.ones(size, problem.shared)], -1)
+            ids = torch.cat([ids, extra], -1)
+        out.append((weights.float().contiguous().to(device), ids.int().contiguous().to(device)))
+    return out

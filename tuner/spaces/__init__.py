@@ -1,0 +1,128 @@
+"""The search spaces: axes and constraints as data, per op and vendor, with one reader."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from moegate.errors import UsageError
+from tuner.config import Config, Scalar
+from tuner.problem import Problem
+from tuner.spaces.constraints import CONSTRAINTS
+
+__all__ = ["Axis", "Space", "space_for"]
+
+Role = Literal["search", "refine", "variant"]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One parameter and its values.
+
+    `search` axes span the space; a `refine` axis is fixed at its first value until the best few are known; a `variant`
+    axis is a switch (USE_TMA) whose other values are tried on the best few and left out of the config where false.
+    """
+
+    name: str
+    values: tuple[Scalar, ...]
+    role: Role = "search"
+
+
+@dataclass(frozen=True)
+class Space:
+    """All configs of one op on one vendor's devices, before anything is known about a shape."""
+
+    op: str
+    vendor: str
+    axes: tuple[Axis, ...]
+    constraints: tuple[str, ...] = ()
+    source: str = ""
+
+    def axis(self, name: str) -> Axis | None:
+        """The axis of one parameter, or None."""
+        return next((axis for axis in self.axes if axis.name == name), None)
+
+    @cached_property
+    def refined(self) -> tuple[Axis, ...]:
+        """Axes that are only tried on the best."""
+        return tuple(axis for axis in self.axes if axis.role == "refine")
+
+    @property
+    def has_tma(self) -> bool:
+        """Whether descriptor loads are a choice here."""
+        return any(axis.name == "USE_TMA" and True in axis.values for axis in self.axes)
+
+    def configs(self, problem: Problem) -> list[Config]:
+        """Every config of the search axes that the constraints allow; refined axes at their first value."""
+        searched = [axis for axis in self.axes if axis.role == "search"]
+        base: dict[str, Scalar] = {axis.name: axis.values[0] for axis in self.refined}
+        out = []
+        for values in itertools.product(*(axis.values for axis in searched)):
+            config = Config.of({**base, **dict(zip((a.name for a in searched), values, strict=True))})
+            if self.allows(config, problem):
+                out.append(config)
+        return out
+
+    def size(self, problem: Problem) -> int:
+        """Number of configs, refined axes and variants counted in: what a full sweep of one projection would visit."""
+        factor = 1
+        for axis in self.axes:
+            if axis.role != "search":
+                factor *= len(axis.values)
+        return len(self.configs(problem)) * factor
+
+    def allows(self, config: Config, problem: Problem) -> bool:
+        """Whether every constraint holds."""
+        return all(CONSTRAINTS[name].holds(config, problem) for name in self.constraints)
+
+    def complete(self, config: Config) -> Config | None:
+        """A config from elsewhere made one of this space: unknown parameters dropped, missing ones at their first value.
+
+        None where a value lies outside its axis.
+        """
+        values: dict[str, Scalar] = {}
+        for axis in self.axes:
+            value = config.get(axis.name)
+            if axis.role == "variant":
+                if value:
+                    values[axis.name] = value
+                continue
+            if value is None or (axis.role == "refine" and value not in axis.values):
+                value = axis.values[0]
+            if value not in axis.values:
+                return None
+            values[axis.name] = value
+        return Config.of(values)
+
+    def moves(self, config: Config, problem: Problem) -> Iterator[Config]:
+        """Configs one step away along one search axis."""
+        for axis in self.axes:
+            if axis.role != "search" or config.get(axis.name) not in axis.values:
+                continue
+            at = axis.values.index(config[axis.name])
+            for step in (at - 1, at + 1):
+                if 0 <= step < len(axis.values):
+                    moved = config.with_(**{axis.name: axis.values[step]})
+                    if self.allows(moved, problem):
+                        yield moved
+
+    def refinements(self, config: Config) -> Iterator[Config]:
+        """The same config at every other value of the refined axes."""
+        for values in itertools.product(*(axis.values for axis in self.refined)):
+            refined = config.with_(**dict(zip((axis.name for axis in self.refined), values, strict=True)))
+            if refined != config:
+                yield refined
+
+
+def space_for(op: str, vendor: str) -> Space:
+    """The space of `op` on `vendor` (`nvidia`, `amd`, `intel`, `cpu` = interpreted). UsageError where there is none."""
+    from tuner.spaces.table import SPACES
+
+    for space in SPACES:
+        if (space.op, space.vendor) == (op, vendor):
+            return space
+    known = sorted({space.vendor for space in SPACES if space.op == op})
+    raise UsageError(f"{op} has no search space on {vendor}", fix=f"known: {', '.join(known) or 'none'}")

@@ -1,0 +1,237 @@
+"""What a strategy sees: units to measure, a runner that measures them, and an arena that says who is winning.
+
+A strategy is deterministic given its outcomes. That is what makes a tuning resumable: after a crash the strategy is
+run again from the start over a journal, and every outcome that the journal holds is returned without measuring.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from tuner.config import Config
+from tuner.effort import Effort
+from tuner.prior import Prior
+from tuner.problem import Problem, Projection
+from tuner.spaces import Space
+
+__all__ = [
+    "ERRORS",
+    "Arena",
+    "Choice",
+    "ErrorClass",
+    "Findings",
+    "Outcome",
+    "Request",
+    "Runner",
+    "Strategy",
+    "Task",
+    "Unit",
+]
+
+ErrorClass = Literal[
+    "compile-failed",
+    "compile-timeout",
+    "compile-crashed",
+    "over-shared",
+    "over-tensor-memory",
+    "over-threads",
+    "spills",
+    "wrong-result",
+    "nondeterministic",
+    "out-of-memory",
+    "exception",
+    "timeout",
+    "crashed",
+    "illegal-access",
+    "blocklisted",
+]
+ERRORS: frozenset[str] = frozenset(ErrorClass.__args__)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, order=True)
+class Unit:
+    """One thing to time: a config of one projection at one batch size."""
+
+    batch_size: int
+    projection: Projection
+    config: Config
+
+    def spell(self) -> str:
+        """Unique text, used in journals and messages."""
+        return f"{self.batch_size} {self.projection} {self.config.spell()}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """Measure `unit` with `reps` replays; stop after the first replay above `abort_us`. `rung` tells repeats apart."""
+
+    unit: Unit
+    rung: int
+    reps: int
+    abort_us: float | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a request: samples in microseconds, or an error class with its reason."""
+
+    unit: Unit
+    rung: int
+    samples_us: tuple[float, ...] = ()
+    error: ErrorClass | None = None
+    reason: str = ""
+
+    @property
+    def median_us(self) -> float | None:
+        """Median of the samples; None where there are none."""
+        return statistics.median(self.samples_us) if self.samples_us else None
+
+
+class Runner(Protocol):
+    """Whoever can answer requests: a live device, a recorded journal, or either behind a journal."""
+
+    def prepare(self, units: Sequence[Unit]) -> None:
+        """Take note of units that will be asked for soon, such as to compile them meanwhile."""
+
+    def measure(self, requests: Sequence[Request]) -> list[Outcome]:
+        """Answer every request, in order. A request that fails is an outcome with an error, never an exception."""
+
+
+Report = Callable[[str, int, "Arena | None"], None]
+
+
+def _silent(stage: str, batch_size: int, arena: Arena | None) -> None:
+    del stage, batch_size, arena
+
+
+@dataclass(frozen=True)
+class Task:
+    """A tuning to do. `default` gives the config used where no file answers, by batch size."""
+
+    problem: Problem
+    batch_sizes: tuple[int, ...]
+    space: Space
+    effort: Effort
+    default: Callable[[int], Config]
+    prior: Prior | None = None
+    seed: int = 0
+    report: Report = _silent
+    deadline: Callable[[], bool] = lambda: False
+    seeds: tuple[Config, ...] = field(default=())
+
+    def candidates(self) -> list[Config]:
+        """The whole space at this problem."""
+        return self.space.configs(self.problem)
+
+
+class Arena:
+    """All times of one batch size, and the best pair: projections share one sorting, so they share BLOCK_SIZE_M."""
+
+    def __init__(self, batch_size: int, projections: tuple[Projection, ...]) -> None:
+        self.batch_size = batch_size
+        self.projections = projections
+        self.samples: dict[tuple[Projection, Config], list[float]] = {}
+        self.errors: dict[tuple[Projection, Config], ErrorClass] = {}
+        self._median: dict[tuple[Projection, Config], float] = {}
+
+    def add(self, outcomes: Iterable[Outcome]) -> None:
+        """Take outcomes in; an error removes the config for good."""
+        for outcome in outcomes:
+            at = (outcome.unit.projection, outcome.unit.config)
+            if outcome.error is not None:
+                self.errors[at] = outcome.error
+                self.samples.pop(at, None)
+                self._median.pop(at, None)
+            elif at not in self.errors:
+                self.samples.setdefault(at, []).extend(outcome.samples_us)
+                self._median[at] = statistics.median(self.samples[at])
+
+    def time(self, projection: Projection, config: Config) -> float | None:
+        """Median of all samples, or None."""
+        return self._median.get((projection, config))
+
+    def seen(self, projection: Projection, config: Config) -> bool:
+        """Whether this config was tried here, successfully or not."""
+        at = (projection, config)
+        return at in self.samples or at in self.errors
+
+    def best_in(self, projection: Projection) -> dict[int, tuple[float, Config]]:
+        """The fastest config per BLOCK_SIZE_M."""
+        best: dict[int, tuple[float, Config]] = {}
+        for (name, config), time in self._median.items():
+            if name == projection and (config.block_m not in best or (time, config) < best[config.block_m]):
+                best[config.block_m] = (time, config)
+        return best
+
+    def joint(self) -> tuple[float, dict[Projection, Config]] | None:
+        """The fastest choice for all projections together; None while a projection has nothing."""
+        tables = {projection: self.best_in(projection) for projection in self.projections}
+        common = set.intersection(*(set(table) for table in tables.values()))
+        if not common:
+            return None
+        block = min(common, key=lambda b: (sum(tables[p][b][0] for p in self.projections), b))
+        return sum(tables[p][block][0] for p in self.projections), {p: tables[p][block][1] for p in self.projections}
+
+    def ranked(self, projection: Projection) -> list[tuple[float, Config]]:
+        """Configs by joint score: their own time plus the best that the other projections reach at their BLOCK_SIZE_M."""
+        others = [self.best_in(p) for p in self.projections if p != projection]
+        rows = []
+        for (name, config), time in self._median.items():
+            if name == projection and all(config.block_m in table for table in others):
+                rows.append((time + sum(table[config.block_m][0] for table in others), config))
+        return sorted(rows)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one batch size settled on: a config per projection, the summed time, and the runners-up for the finals."""
+
+    batch_size: int
+    configs: dict[Projection, Config]
+    time_us: float
+    contenders: tuple[dict[Projection, Config], ...] = ()
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The end of a search. `evaluations` counts distinct (unit) measurements, `arenas` holds every time."""
+
+    choices: dict[int, Choice]
+    arenas: dict[int, Arena]
+    complete: bool = True
+
+    @property
+    def evaluations(self) -> int:
+        """Distinct configs tried, over all batch sizes and projections."""
+        return sum(len(arena.samples) + len(arena.errors) for arena in self.arenas.values())
+
+
+class Strategy(Protocol):
+    """A way to search."""
+
+    name: str
+
+    def tune(self, task: Task, runner: Runner) -> Findings:
+        """Search all batch sizes of the task."""
+
+
+def choose(arena: Arena, finals: int) -> Choice | None:
+    """The arena's winner and up to `finals` contenders that differ from it (one per BLOCK_SIZE_M and next-best configs)."""
+    best = arena.joint()
+    if best is None:
+        return None
+    time, configs = best
+    contenders: list[dict[Projection, Config]] = [configs]
+    pools: dict[Projection, dict[int, list[Config]]] = {projection: {} for projection in arena.projections}
+    for projection in arena.projections:
+        for _, config in arena.ranked(projection):
+            pools[projection].setdefault(config.block_m, []).append(config)
+    for place in range(1, finals):
+        block = configs[arena.projections[0]].block_m
+        contender = {p: pools[p][block][min(place, len(pools[p][block]) - 1)] for p in arena.projections}
+        if contender not in contenders:
+            contenders.append(contender)
+    return Choice(arena.batch_size, configs, time, tuple(contenders))
