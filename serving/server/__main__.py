@@ -89,7 +89,8 @@ async def _serve(options: argparse.Namespace, worker: WorkerProcess) -> int:
         def capture_signals(self) -> contextlib.nullcontext[None]:  # type: ignore[override]
             return contextlib.nullcontext()
 
-    sock = socket.socket()
+    # Named TCP, or asyncio would leave Nagle's algorithm on and every token would wait for an acknowledgement.
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((HOST, options.port))
@@ -103,8 +104,8 @@ async def _serve(options: argparse.Namespace, worker: WorkerProcess) -> int:
         uvicorn.Config(
             build(link, name, options.max_queue), log_level="warning", access_log=False, lifespan="off", ws="none",
             timeout_graceful_shutdown=_GRACE_S, timeout_keep_alive=60,
-        )  # fmt: skip
-    )
+        )
+    )  # fmt: skip
 
     def stop() -> None:
         server.should_exit = True

@@ -62,9 +62,9 @@ class _Service:
         return Response(status_code=200 if up else 503)
 
     async def models(self, request: Request) -> Response:
-        length = self.link.info.get("max_model_len")
+        info = self.link.info
         one = {"id": self.model, "object": "model", "created": self.created, "owned_by": "moegate",
-               "max_model_len": length}  # fmt: skip
+               "max_model_len": info.get("max_model_len"), "vocab_size": info.get("vocab")}  # fmt: skip
         return JSONResponse({"object": "list", "data": [one]})
 
     async def server_info(self, request: Request) -> Response:

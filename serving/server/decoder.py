@@ -62,7 +62,7 @@ class Decoder:
         self.cos, self.sin = _rotary(spec, cache.length, weights.embed)
 
     def prefill(self, prompts: Sequence[Prompt]) -> torch.Tensor:
-        """Run whole prompts and fill their slots; returns the logits of each prompt's last token [B, vocab], float32."""
+        """Run whole prompts and fill their slots; returns the logits of each last token, float32 [B, vocab]."""
         lengths = [len(prompt.tokens) for prompt in prompts]
         tokens = self._ids([token for prompt in prompts for token in prompt.tokens])
         positions = self._ids([at for length in lengths for at in range(length)])

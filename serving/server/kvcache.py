@@ -8,7 +8,7 @@ __all__ = ["KvCache"]
 
 
 class KvCache:
-    """Keys and values [layers][1 + slots * length, kv_heads * head_dim]; token `p` of slot `s` is row `1 + s*length + p`.
+    """Keys and values [layers, 1 + slots * length, kv_heads * head_dim]; token p of slot s is row 1 + s * length + p.
 
     Row 0 belongs to no sequence: padded rows of a graph write there, so that padding can never change a result.
     Memory is zeroed once, because a masked key of NaN would still poison what it is weighted into.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import socket
 import subprocess
 import sys
@@ -30,7 +31,7 @@ class WorkerProcess:
     def __init__(self, settings: Settings) -> None:
         self.sock, theirs = socket.socketpair()
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "serving.server.worker", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "serving.server.worker", str(theirs.fileno()), str(os.getpid())],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
         )

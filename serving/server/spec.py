@@ -41,7 +41,9 @@ class Served:
 
 SERVED: tuple[Served, ...] = (
     Served(
-        frozenset({"DeepseekForCausalLM", "DeepseekV2ForCausalLM", "DeepseekOCRForCausalLM", "DeepseekOCR2ForCausalLM"}),
+        frozenset(
+            {"DeepseekForCausalLM", "DeepseekV2ForCausalLM", "DeepseekOCRForCausalLM", "DeepseekOCR2ForCausalLM"}
+        ),
         grouped=True,
     ),
     Served(frozenset({"DeepseekV3ForCausalLM"}), correction=True, grouped=True),

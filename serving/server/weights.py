@@ -109,7 +109,7 @@ class Safetensors:
         self._where: dict[str, str] = {}
         for path in _shards(folder):
             try:
-                handle = safe_open(path, framework="pt")
+                handle: Any = safe_open(path, framework="pt")
             except (OSError, SafetensorError) as error:
                 raise UsageError(f"cannot be read: {error}", file=path) from None
             self._files[path.name] = handle
@@ -171,7 +171,7 @@ def _layer(spec: DecoderSpec, source: Source, index: int) -> LayerWeights:
         k_norm=source.get(attn + "k_norm.weight", (dim,)) if qk_norm else None,
         out=source.get(attn + "o_proj.weight", (hidden, widths["q"])),
         out_bias=source.get(attn + "o_proj.bias", (hidden,)) if bias else None,
-        mlp=_moe(spec, source, at) if index in spec.moe_layers else _mlp(source, at + "mlp.", hidden, spec.intermediate),
+        mlp=_moe(spec, source, at) if index in spec.moe_layers else _mlp(source, f"{at}mlp.", hidden, spec.intermediate),
     )
 
 

@@ -1,4 +1,4 @@
-"""The process that holds the device: `python -m serving.server.worker FD`.
+"""The process that holds the device: `python -m serving.server.worker FD PARENT`.
 
 It is executed anew by the HTTP process (nothing that touched a device is ever forked), takes its settings as the first
 message, and ends when the other end of its socket is closed, or with the process that started it.
@@ -6,7 +6,6 @@ message, and ends when the other end of its socket is closed, or with the proces
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import signal
@@ -18,12 +17,12 @@ from typing import Any
 
 from moegate.errors import MoegateError, UsageError
 from moegate.exits import Exit
+from serving.lifeline import die_with_parent
 from serving.server.channel import Channel, Message
 from serving.server.settings import Settings
 
 __all__ = ["main"]
 
-_PR_SET_PDEATHSIG = 1
 _DTYPES = ("float32", "float16", "bfloat16")
 _SLOTS = {"cpu": 16}  # every other kind of device: 128
 _MAX_LENGTH = 4096
@@ -163,7 +162,7 @@ def _code_generation() -> dict[str, str]:
 def main() -> int:
     """Serve one HTTP process; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the HTTP process ends us in order
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent(int(sys.argv[2]))
     channel = Channel(int(sys.argv[1]))
     try:
         (first, *_) = channel.receive(wait=True)

@@ -1,0 +1,203 @@
+"""Start a server, wait until it is ready, run a command against it, end it: the whole life of one launch.
+
+The server is executed anew in a process group of its own, never forked from a process that holds a device. However
+this process ends, the server ends with it: in order on SIGTERM or SIGINT, by the kernel on SIGKILL.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+from moegate import canonical, spawn
+from moegate.errors import InfraError, UsageError
+from moegate.exits import Exit
+from serving import engines
+from serving.engines import Engine, Launched, Spec
+from serving.engines.foreign import free_port
+from serving.engines.protocol import is_up
+from serving.lifeline import die_with_parent
+
+__all__ = ["launch", "launched_from"]
+
+_POLL_S = 0.02
+_GRACE_S = 10.0
+_LOG_BYTES = 256 << 20
+_TAIL = 4000
+LAUNCH_FILE = "MOEGATE_LAUNCH"
+BASE_URL = "MOEGATE_BASE_URL"
+
+
+class _Ended(BaseException):
+    """A signal asked this process to end."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def launch(
+    engine: Engine,
+    spec: Spec,
+    command: Sequence[str] = (),
+    *,
+    log: Path | None = None,
+    ready_s: float | None = None,
+) -> int:
+    """Run one launch and return its exit code.
+
+    Args:
+        engine: whose server.
+        spec: what is served.
+        command: run when the server is ready, with MOEGATE_BASE_URL and MOEGATE_LAUNCH set; without one the server
+            runs until SIGTERM or SIGINT.
+        log: keeps the server's output; without it the end of it is printed where something went wrong.
+        ready_s: seconds until a server that is not ready has failed; None takes the engine's.
+
+    Raises:
+        UsageError: the server refused what it was asked for (its own exit code was 2).
+        InfraError: it did not become ready, or ended by itself.
+    """
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moegate-serve-")))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            stack.callback(signal.signal, number, signal.signal(number, _raise_ended))
+        try:
+            return _run(engine, spec, command, log or work / "server.log", ready_s or engine.ready_s, work)
+        except _Ended as ended:
+            return int(Exit.TERMINATED if ended.number == signal.SIGTERM else Exit.INTERRUPTED)
+
+
+def launched_from(base_url: str | None) -> tuple[Engine, Launched]:
+    """The engine and the launch that a command was started under, or a moegate server at `base_url`."""
+    file = os.environ.get(LAUNCH_FILE)
+    url = base_url or os.environ.get(BASE_URL)
+    if url is None:
+        raise UsageError("no server is named", field="base-url", fix=f"--base-url URL, or set {BASE_URL}")
+    if file is None:
+        return engines.get("moegate"), Launched(Spec(Path()), url, Path(os.devnull), Path())
+    told = canonical.load_json(Path(file))
+    spec = Spec(**{**told["spec"], **{name: None if told["spec"][name] is None else Path(told["spec"][name])
+                                      for name in ("model", "configs", "record_routing")}})  # fmt: skip
+    return engines.get(told["engine"]), Launched(spec, url, Path(told["log"]), Path(told["work"]))
+
+
+def _raise_ended(number: int, frame: FrameType | None) -> None:
+    raise _Ended(number)
+
+
+def _run(engine: Engine, spec: Spec, command: Sequence[str], log: Path, ready_s: float, work: Path) -> int:
+    port = spec.port or free_port()
+    recipe = engine.command(spec, work, port)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_bytes(b"")
+    child = spawn.start(recipe.argv, cwd=work, env={**os.environ, **recipe.env}, stdout=log, stderr=log,
+                        max_log_bytes=_LOG_BYTES)  # fmt: skip
+    try:
+        base_url = _wait_ready(engine, child, work, port, log, ready_s)
+        if not command:
+            return _follow(child, base_url, log)
+        launched = Launched(spec, base_url, log, work)
+        return _client(child, command, _child_env(engine, launched), log)
+    finally:
+        child.stop(_GRACE_S)
+
+
+def _wait_ready(engine: Engine, child: spawn.Child, work: Path, port: int, log: Path, ready_s: float) -> str:
+    deadline = time.monotonic() + ready_s
+    pause = _POLL_S
+    while time.monotonic() < deadline:
+        if child.poll() is not None:
+            raise _server_ended(child, log)
+        url = engine.base_url(work, port)
+        if url is not None and is_up(url):
+            return url
+        time.sleep(pause)
+        pause = min(pause * 1.05, 0.5)
+    raise InfraError(f"the server was not ready after {ready_s:g} s; its log ends:\n{_tail(log)}")
+
+
+def _server_ended(child: spawn.Child, log: Path) -> UsageError | InfraError:
+    code = child.poll()
+    tail = _tail(log)
+    if code == Exit.USAGE:
+        return UsageError(tail.strip().splitlines()[-1] if tail.strip() else "the server refused its settings")
+    return InfraError(f"the server ended with {code}; its log ends:\n{tail}")
+
+
+def _child_env(engine: Engine, launched: Launched) -> dict[str, str]:
+    file = launched.work / "launch.json"
+    spec: dict[str, Any] = {name: str(value) if isinstance(value, Path) else value
+                            for name, value in asdict(launched.spec).items()}  # fmt: skip
+    told = {"engine": engine.name, "spec": spec, "log": str(launched.log), "work": str(launched.work)}
+    file.write_text(json.dumps(told), encoding="utf-8")
+    return {**os.environ, BASE_URL: launched.base_url, LAUNCH_FILE: str(file)}
+
+
+def _client(child: spawn.Child, command: Sequence[str], env: dict[str, str], log: Path) -> int:
+    """Run the command beside the server; it inherits our output and dies with us."""
+    argv = [sys.executable, "-P", "-m", *command] if command[0] == "serving" else list(command)
+    try:
+        process = subprocess.Popen(argv, env=env, start_new_session=True,
+                                   preexec_fn=functools.partial(die_with_parent, os.getpid()))  # fmt: skip
+    except OSError as error:
+        raise UsageError(f"cannot run {command[0]!r}: {error.strerror}", field="COMMAND") from None
+    try:
+        while True:
+            try:
+                code = process.wait(0.2)
+                break
+            except subprocess.TimeoutExpired:
+                if child.poll() is not None:
+                    raise _server_ended(child, log) from None
+        if child.poll() is not None:
+            raise _server_ended(child, log)
+        return code if code >= 0 else 128 - code
+    finally:
+        _end_group(process)
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    for number, grace in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, None)):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(grace)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
+def _follow(child: spawn.Child, base_url: str, log: Path) -> int:
+    """Serve until a signal comes, with the server's log on standard error."""
+    print(base_url, flush=True)
+    with log.open(encoding="utf-8", errors="replace") as stream:
+        while child.poll() is None:
+            _copy(stream)
+            time.sleep(0.2)
+        _copy(stream)
+    raise _server_ended(child, log)
+
+
+def _copy(stream: TextIO) -> None:
+    text = stream.read()
+    if text:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _tail(log: Path) -> str:
+    return log.read_bytes()[-_TAIL:].decode(errors="replace") if log.is_file() else ""
