@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from moegate.records import ArmSpec, Measurement, ModelSpec, PlannedCell, PoolSpec
 from moegate.records.plan import CellKind, Family
 from orchestrator.matrix.scalars import Duration, Line, Whole
+from orchestrator.pools.isolation import PYTHON
 
 __all__ = [
     "DTYPES",
@@ -26,9 +27,6 @@ __all__ = [
     "Programs",
     "Work",
 ]
-
-PYTHON = "{python}"
-"""Stands for the interpreter of whatever the launch runs in (see orchestrator.pools.isolation)."""
 
 Programs = Mapping[str, tuple[str, ...]]
 PROGRAMS: Programs = {name: (PYTHON, "-P", "-m", name) for name in ("orchestrator", "tuner", "serving")}

@@ -2,7 +2,8 @@
 
 YAML 1.1 turns `no` into False, `3.10` into 3.1, `010` into 8 and `12:30` into 750, and keeps the last of two
 equal keys. So nothing is typed here: the tree is built from parser events (no recursion, no construction), and
-the schema decides what a text means. Tags, merge keys and a second document are refused; aliases are allowed until they multiply.
+the schema decides what a text means. Tags, merge keys and a second document are refused; aliases are allowed until
+they multiply.
 """
 
 from __future__ import annotations

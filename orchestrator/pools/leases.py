@@ -1,0 +1,168 @@
+"""Leases: which slot of a pool is free, and the host-wide locks that keep two orchestrators off one device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from moegate import devices as known_devices
+from moegate.errors import PoolError
+from moegate.locks import FileLock, Held, device_lock
+from moegate.records import PoolSpec
+from orchestrator.pools import discovery
+from orchestrator.pools.slots import HostDevice, Slot
+
+__all__ = ["Allocator", "Lease", "Pool", "open_pool"]
+
+
+class Allocator(Protocol):
+    """Something that must agree before a slot may be used (a Ray cluster); it only counts, it runs nothing."""
+
+    def take(self, slot: Slot) -> bool:
+        """Reserve this slot now; False where the cluster has it in other use."""
+        ...
+
+    def give(self, slot: Slot) -> None:
+        """Return what `take` reserved."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything."""
+        ...
+
+
+@dataclass
+class Lease:
+    """One slot in use. `release` gives it back; safe to call twice."""
+
+    slot: Slot
+    _pool: Pool
+    _locks: list[FileLock] = field(default_factory=list)
+    _done: bool = False
+
+    def release(self) -> None:
+        """Free the slot for the next attempt, and its device for other orchestrators."""
+        if not self._done:
+            self._done = True
+            self._pool._give(self.slot, self._locks)
+
+
+class Pool:
+    """The slots of one pool on this host. Thread-safe."""
+
+    def __init__(self, spec: PoolSpec, slots: Sequence[Slot], allocator: Allocator | None) -> None:
+        self.spec = spec
+        self.slots = tuple(slots)
+        self.holder: str | None = None
+        self._allocator = allocator
+        self._free = {slot.index for slot in self.slots}
+        self._lost: set[int] = set()
+        self._mutex = threading.Lock()
+
+    def take(self, device: str | None = None) -> Lease | None:
+        """Take a free slot at once, or None where there is none now.
+
+        device: only a slot on the device with this identity (the second stage of a cell).
+        """
+        with self._mutex:
+            for slot in self.slots:
+                if slot.index not in self._free or (device and slot.device.identity.identity != device):
+                    continue
+                lease = self._lock(slot)
+                if lease is not None:
+                    self._free.discard(slot.index)
+                    return lease
+            return None
+
+    def withdraw(self, slot: Slot) -> None:
+        """Take a slot out of use for the rest of the run: its device is lost."""
+        with self._mutex:
+            self._lost.add(slot.index)
+            self._free.discard(slot.index)
+
+    def alive(self, device: str | None = None) -> bool:
+        """Whether a slot (on that device) can still come free."""
+        with self._mutex:
+            return any(
+                slot.index not in self._lost and (not device or slot.device.identity.identity == device)
+                for slot in self.slots
+            )
+
+    def attach(self, allocator: Allocator) -> None:
+        """Ask this allocator from now on."""
+        self._allocator = allocator
+
+    def close(self) -> None:
+        """Give back what the allocator holds."""
+        if self._allocator is not None:
+            self._allocator.close()
+
+    def _lock(self, slot: Slot) -> Lease | None:
+        locks: list[FileLock] = []
+        try:
+            for name in _lock_names(slot):
+                locks.append(device_lock(name).acquire())
+        except Held as error:
+            # Somebody else's measurement: wait for it rather than disturb it. Taken in one order, so nobody deadlocks.
+            self.holder = f"{_what(slot)} is in use by another orchestrator ({error.holder})"
+            for lock in locks:
+                lock.release()
+            return None
+        if self._allocator is not None and not self._allocator.take(slot):
+            self.holder = f"{_what(slot)} is in use on the Ray cluster"
+            for lock in locks:
+                lock.release()
+            return None
+        self.holder = None
+        return Lease(slot, self, locks)
+
+    def _give(self, slot: Slot, locks: list[FileLock]) -> None:
+        if self._allocator is not None:
+            self._allocator.give(slot)
+        for lock in locks:
+            lock.release()
+        with self._mutex:
+            if slot.index not in self._lost:
+                self._free.add(slot.index)
+
+
+def _lock_names(slot: Slot) -> list[str]:
+    """One lock per physical device; on a processor one per CPU of the set, so that any two overlapping sets collide."""
+    identity = slot.device.identity
+    if identity.kind == "cpu":
+        return [f"{identity.identity}-{number:05d}" for number in sorted(slot.cpus)]
+    return [identity.identity]
+
+
+def _what(slot: Slot) -> str:
+    identity = slot.device.identity
+    return f"{identity.name} ({identity.identity})"
+
+
+def open_pool(
+    spec: PoolSpec, allocator: Callable[[PoolSpec, Sequence[Slot]], Allocator | None], cpus: Sequence[tuple[int, ...]]
+) -> Pool:
+    """Find a pool's devices and make its slots.
+
+    allocator: makes the pool's allocator, or None for plain slots. cpus: the CPU set of each slot.
+
+    Raises:
+        PoolError: fewer devices than slots, another device than `device_name`, or the allocator cannot start.
+    """
+    found = discovery.devices(spec.device, spec.slots)
+    if spec.device_name is not None:
+        wanted = known_devices.normalise(spec.device_name)
+        names = {name for name, _ in known_devices.lookup_names(wanted)}
+        other = [device for device in found if known_devices.normalise(device.identity.name) not in names]
+        if other:
+            raise PoolError(f"pool {spec.name} wants {spec.device_name}, this host has {other[0].identity.name}")
+    if len(found) < spec.slots:
+        raise PoolError(f"pool {spec.name} wants {spec.slots} devices, this host has {len(found)}")
+    slots = [_slot(spec, index, device, cpus) for index, device in enumerate(found[: spec.slots])]
+    return Pool(spec, slots, allocator(spec, slots))
+
+
+def _slot(spec: PoolSpec, index: int, device: HostDevice, cpus: Sequence[tuple[int, ...]]) -> Slot:
+    return Slot(spec.name, index, device, cpus[index] if index < len(cpus) else ())

@@ -1,0 +1,128 @@
+"""Ray as an allocator: a placement group per slot, and nothing else. No task and no actor of ours runs on it.
+
+Ray retries, reuses workers and swallows exit signals, so it is asked one question only: may this slot be used now? A
+placement group answers that, across all drivers of a cluster, without starting a worker process. Launches are fresh
+processes or containers of this host either way.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from moegate.errors import PoolError
+from moegate.records import PoolSpec
+from orchestrator.pools.slots import Slot
+
+__all__ = ["RayAllocator", "resource_name", "start", "stop"]
+
+_INSTALL = "python -m pip install 'moegate[ray]', or write `ray: none` in the pool"
+_WAIT_S = 5.0
+_mutex = threading.Lock()
+
+
+def resource_name(pool: str) -> str:
+    """The custom resource that counts a pool's slots; a cluster's nodes offer it under the same name."""
+    return f"moegate_{pool}"
+
+
+class RayAllocator:
+    """The slots of one pool as placement groups."""
+
+    def __init__(self, spec: PoolSpec) -> None:
+        self._resource = resource_name(spec.name)
+        self._held: dict[int, Any] = {}
+
+    def take(self, slot: Slot) -> bool:
+        """Reserve one unit of the pool's resource; False where none is free within five seconds."""
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        with _mutex:
+            group = placement_group([{self._resource: 1.0}], strategy="STRICT_PACK")
+            if not group.wait(timeout_seconds=_WAIT_S):
+                remove_placement_group(group)
+                return False
+            self._held[slot.index] = group
+            return True
+
+    def give(self, slot: Slot) -> None:
+        """Remove the slot's placement group."""
+        self._remove(slot.index)
+
+    def close(self) -> None:
+        """Remove what is left."""
+        for index in list(self._held):
+            self._remove(index)
+
+    def _remove(self, index: int) -> None:
+        from ray.util.placement_group import remove_placement_group
+
+        with _mutex:
+            group = self._held.pop(index, None)
+            if group is not None:
+                remove_placement_group(group)
+
+
+def stop() -> None:
+    """End the local Ray, or leave the cluster."""
+    import ray
+
+    if ray.is_initialized():
+        ray.shutdown()
+
+
+def start(pools: Sequence[PoolSpec]) -> None:
+    """Start a local Ray for these pools, or connect to the cluster that they name.
+
+    Raises:
+        PoolError: Ray is not installed, does not start, or does not offer the pool's slots.
+    """
+    address = pools[0].ray
+    # Before the import: Ray reads these once. Its own worker output stays out of our terminal.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if address == "local" and "RAY_AUTH_MODE" not in os.environ:
+        # A token of this run, never written to the home folder: nobody else of the host may talk to our Ray.
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    try:
+        import ray
+    except ImportError as error:
+        raise PoolError(
+            f"pool {pools[0].name} says ray: {address}, and Ray cannot be imported: {error} (fix: {_INSTALL})"
+        ) from None
+    try:
+        if address == "local":
+            _start_local(ray, pools)
+        else:
+            ray.init(address=address, log_to_driver=False, configure_logging=False)
+    except PoolError:
+        raise
+    except Exception as error:  # Ray's start fails in as many ways as it has processes
+        raise PoolError(f"Ray did not start ({address}): {type(error).__name__}: {str(error)[:300]}") from None
+    offered = ray.cluster_resources()
+    for pool in pools:
+        have = int(offered.get(resource_name(pool.name), 0))
+        if have < pool.slots:
+            raise PoolError(
+                f"pool {pool.name} wants {pool.slots} slots, the Ray cluster at {address} offers {have} of "
+                f"{resource_name(pool.name)} (fix: start its nodes with --resources)"
+            )
+
+
+def _start_local(ray: Any, pools: Sequence[PoolSpec]) -> None:
+    ray.init(
+        address="local",
+        num_cpus=1,
+        num_gpus=0,
+        resources={resource_name(pool.name): float(pool.slots) for pool in pools},
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+        object_store_memory=80 << 20,
+        _node_ip_address="127.0.0.1",
+    )

@@ -1,0 +1,119 @@
+"""The key of an attempt: a hash over everything that could change its result. While it holds, a result is kept."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from moegate import canonical
+from moegate.records import ModelSpec, Plan, PlannedCell
+
+__all__ = ["CODEGEN", "codegen_variables", "host_fingerprint", "key", "source_revision"]
+
+# Variables that change what compilers generate, by vendor. Set ones belong into keys and provenance.
+CODEGEN: Mapping[str, tuple[str, ...]] = {
+    "triton": ("TRITON_",),
+    "nvidia": ("CUDA_", "NVCC_", "PTXAS_"),
+    "amd": ("HSA_", "HIP_", "AMDGCN_", "SGLANG_USE_AITER", "AITER_"),
+    "intel": ("IGC_", "SYCL_", "NEO", "ZE_", "UR_", "ONEAPI_"),
+}
+_PACKAGES = ("moegate", "tuner", "serving", "xkernels")
+
+
+def codegen_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """The code-generation variables among `env`."""
+    prefixes = tuple(prefix for group in CODEGEN.values() for prefix in group)
+    return {name: value for name, value in sorted(env.items()) if name.startswith(prefixes)}
+
+
+@cache
+def host_fingerprint() -> dict[str, str]:
+    """What the host is: kernel, processor, clock policy and driver versions, as far as they can be read."""
+    facts = {
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cpu": _cpu_name(),
+        "cpus": str(os.cpu_count()),
+    }
+    readings = {
+        "governor": Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "nvidia": Path("/proc/driver/nvidia/version"),
+        "amdgpu": Path("/sys/module/amdgpu/version"),
+        "xe": Path("/sys/module/xe/version"),
+    }
+    for name, path in readings.items():
+        try:
+            facts[name] = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[0]
+        except (OSError, IndexError):
+            continue
+    return facts
+
+
+def _cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")), "")
+
+
+@cache
+def source_revision() -> str:
+    """A hash over the Python files of the packages that children run, found without importing them."""
+    rows: list[tuple[str, str]] = []
+    for name in _PACKAGES:
+        spec = importlib.util.find_spec(name)
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            root = Path(folder)
+            rows += [(f"{name}/{path.relative_to(root)}", canonical.file_digest(path)) for path in root.rglob("*.py")]
+    return canonical.digest(sorted(rows))
+
+
+def key(
+    plan: Plan, cell: PlannedCell, *, env: Mapping[str, str], image: Mapping[str, str], trees: Mapping[str, str]
+) -> str:
+    """The content hash of one attempt.
+
+    env: what the children are given. image: what the isolation says of itself (image digest, daemon). trees: digest of
+    the config tree per arm.
+    """
+    arms: list[dict[str, Any]] = []
+    for arm in plan.arms:
+        if arm.name in cell.arms:
+            arms.append({"name": arm.name, "env": arm.env, "source": arm.source, "configs": trees.get(arm.name, "")})
+    model = next((model for model in plan.models if model.name == cell.model), None)
+    pool = next((pool for pool in plan.pools if pool.name == cell.pool), None)
+    parts = {
+        "kind": cell.kind,
+        "axes": cell.axes,
+        "arms": arms,
+        "model": _model(model),
+        "device": None if pool is None else [pool.device, pool.device_name],
+        "policy": _policy(plan, cell),
+        "seed": plan.seed,
+        "image": dict(image),
+        "host": host_fingerprint(),
+        "codegen": codegen_variables(env),
+        "source": source_revision(),
+    }
+    return canonical.digest(parts)
+
+
+def _model(model: ModelSpec | None) -> list[Any] | None:
+    """What of a model counts; not where its config lies, so that a run can move with its repository."""
+    if model is None:
+        return None
+    return [model.digest, model.weights, model.revision, model.tp, model.ep, model.dtype, model.quantization]
+
+
+def _policy(plan: Plan, cell: PlannedCell) -> list[Any] | None:
+    """The numbers that decided how many pairs were measured."""
+    if plan.compare is None or not cell.arms:
+        return None
+    compare, gate = plan.compare, plan.gate
+    return [compare.screen, compare.confirm, compare.futility, gate.margin, gate.metric.get(cell.kind)]

@@ -1,0 +1,127 @@
+"""The run directory: where everything of a run lies, who holds it, and how it is read again.
+
+plan.json  journal  lock            decided, done, held
+cells/<id>/attempt-N/               result.json stdout.log stderr.log
+configs/<tune id>/                  what a tune cell wrote, moved here once the cell has passed
+comparison.json gate.json report.html junit.xml results.sarif summary.md bundle.json
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from moegate import records
+from moegate.errors import InfraError, RunLocked, UsageError
+from moegate.locks import FileLock, Held
+from moegate.records import Plan
+
+__all__ = ["RunDir", "newest"]
+
+_ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,5})")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths inside one run directory. Nothing is created before it is needed."""
+
+    path: Path
+
+    @property
+    def plan_file(self) -> Path:
+        """`plan.json`."""
+        return self.path / "plan.json"
+
+    @property
+    def journal_file(self) -> Path:
+        """`journal`."""
+        return self.path / "journal"
+
+    @property
+    def cancel_file(self) -> Path:
+        """A file whose existence asks the running orchestrator to stop (`orchestrator cancel`)."""
+        return self.path / "cancel"
+
+    def cell(self, cell: str) -> Path:
+        """The folder of a cell."""
+        return self.path / "cells" / cell
+
+    def attempt(self, cell: str, number: int) -> Path:
+        """The folder of one attempt."""
+        return self.cell(cell) / f"attempt-{number}"
+
+    def configs(self, cell: str) -> Path:
+        """The tree that a tune cell wrote."""
+        return self.path / "configs" / cell
+
+    def last_attempt(self, cell: str) -> int:
+        """The highest attempt number on disk, 0 for none."""
+        folder = self.cell(cell)
+        names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+        return max((int(match[1]) for name in names if (match := _ATTEMPT.fullmatch(name))), default=0)
+
+    def read_plan(self) -> Plan:
+        """Read `plan.json`. Raises UsageError where this is no run directory."""
+        if not self.plan_file.is_file():
+            raise UsageError(
+                "is not a run directory: it holds no plan.json", file=self.path, fix="name a folder of runs/"
+            )
+        return records.read(Plan, self.plan_file)
+
+    def hold(self) -> FileLock:
+        """Take the run directory for this process.
+
+        Raises:
+            RunLocked: another orchestrator has it.
+        """
+        try:
+            return FileLock(self.path / "lock").acquire()
+        except Held as error:
+            raise RunLocked(f"{self.path} is held by another orchestrator: {error.holder}") from None
+
+    def create(self) -> None:
+        """Make the folder, or say why it cannot be one.
+
+        Raises:
+            UsageError: it exists and holds something.
+            InfraError: the file system refuses.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            taken = any(self.path.iterdir())
+        except FileExistsError:
+            raise UsageError("exists and is not a folder", file=self.path, field="--out") from None
+        except OSError as error:
+            raise InfraError(f"{self.path}: cannot be made: {error.strerror}") from None
+        if taken:
+            raise UsageError(
+                "exists and is not empty", file=self.path, field="--out", fix="add --resume, or name another folder"
+            )
+        if not os.access(self.path, os.W_OK):
+            raise InfraError(f"{self.path}: is not writable")
+
+
+def fresh_id() -> str:
+    """A new run id: what processes and containers of the run are marked with."""
+    return secrets.token_hex(8)
+
+
+def newest(runs: Path, name: str) -> Path | None:
+    """The newest run directory of a matrix name below `runs/`, or None."""
+    found: list[tuple[float, Path]] = []
+    for folder in runs.iterdir() if runs.is_dir() else ():
+        if not (folder / "plan.json").is_file() or not folder.name.startswith(f"{name}-"):
+            continue
+        try:
+            plan = records.read(Plan, folder / "plan.json")
+        except UsageError:
+            continue
+        if plan.name == name:
+            found.append((folder.stat().st_mtime, folder))
+    return max(found)[1] if found else None
+
+
+__all__ += ["fresh_id"]

@@ -1,0 +1,111 @@
+"""What the journal says happened: every cell's attempts and where it stands. A pure function of the entries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moegate.journal import Entry
+from moegate.records import FINAL_STATES, Attempt, CellOutcome, Plan, State
+
+__all__ = ["KEPT", "CellHistory", "outcomes", "read_cells", "run_id"]
+
+KEPT: frozenset[str] = frozenset({"PASSED", "FAILED", "TIMEOUT", "OOM", "CRASHED"})
+"""States that say something about the cell: a resume keeps them while the key holds, and runs the others again."""
+
+
+@dataclass
+class CellHistory:
+    """One cell's attempts in order, and its final state where it has one."""
+
+    cell: str
+    attempts: list[Attempt] = field(default_factory=list)
+    ratios: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    final: tuple[State, str] | None = None
+    final_seq: int = -1
+
+    def finished(self, stage: str) -> Attempt | None:
+        """The newest passed attempt of a stage, or None."""
+        return next((a for a in reversed(self.attempts) if a.stage == stage and a.state == "PASSED"), None)
+
+
+def run_id(entries: Iterable[Entry]) -> str | None:
+    """The run's id, or None for a journal that never started one."""
+    return next((str(entry.data["run"]) for entry in entries if entry.kind == "run"), None)
+
+
+def read_cells(entries: Iterable[Entry]) -> dict[str, CellHistory]:
+    """Fold the journal into one history per cell. An attempt without an end was cut off with its orchestrator."""
+    cells: dict[str, CellHistory] = {}
+    for entry in entries:
+        data = entry.data
+        if entry.kind == "lease":
+            history = cells.setdefault(data["cell"], CellHistory(data["cell"]))
+            history.attempts.append(_leased(data, entry.time))
+            history.final = None
+        elif entry.kind == "launch":
+            history = cells[data["cell"]]
+            history.attempts[-1] = _with(history.attempts[-1], state="RUNNING")
+        elif entry.kind == "done":
+            history = cells[data["cell"]]
+            at = next((i for i, a in enumerate(history.attempts) if a.number == data["attempt"]), None)
+            if at is not None:
+                history.attempts[at] = _ended(history.attempts[at], data)
+                history.ratios[data["attempt"]] = tuple(data.get("ratios") or ())
+        elif entry.kind == "final":
+            history = cells.setdefault(data["cell"], CellHistory(data["cell"]))
+            history.final, history.final_seq = (data["state"], data.get("reason", "")), entry.seq
+    return cells
+
+
+def outcomes(
+    plan: Plan, cells: Mapping[str, CellHistory], tails: Mapping[str, str] | None = None
+) -> tuple[CellOutcome, ...]:
+    """One outcome per planned cell, in plan order. A cell without an end is PLANNED, or RUNNING where it has begun."""
+    out = []
+    for cell in plan.cells:
+        history = cells.get(cell.id) or CellHistory(cell.id)
+        state, reason = history.final or _unfinished(history)
+        out.append(CellOutcome(cell.id, state, reason, tuple(history.attempts), (tails or {}).get(cell.id, "")))
+    return tuple(out)
+
+
+def _unfinished(history: CellHistory) -> tuple[State, str]:
+    last = history.attempts[-1] if history.attempts else None
+    if last is None:
+        return "PLANNED", ""
+    if last.state in FINAL_STATES:
+        return "PLANNED", f"attempt {last.number} ended {last.state}; the cell is not decided yet"
+    return last.state, ""
+
+
+def _leased(data: Mapping[str, Any], time: str) -> Attempt:
+    return Attempt(
+        number=data["attempt"],
+        stage=data["stage"],
+        state="LEASED",
+        key=data.get("key", ""),
+        started=time,
+        device=data.get("device", ""),
+        slot=data.get("slot", ""),
+        isolation=data.get("isolation", ""),
+    )
+
+
+def _ended(attempt: Attempt, data: Mapping[str, Any]) -> Attempt:
+    return _with(
+        attempt,
+        state=data["state"],
+        reason=data.get("reason", ""),
+        wall_s=float(data.get("wall_s", 0.0)),
+        result=data.get("result"),
+        result_sha256=data.get("sha256"),
+        commands=tuple(tuple(command) for command in data.get("commands", ())),
+    )
+
+
+def _with(attempt: Attempt, **values: Any) -> Attempt:
+    from dataclasses import replace
+
+    return replace(attempt, **values)
