@@ -21,8 +21,8 @@ import triton.language as tl
 from xkernels.ops._details.activation import combine_gate
 from xkernels.ops._details.common import matmul_add, narrow, swizzle
 from xkernels.ops._details.mxfp4 import unpack
-from xkernels.ops._details.quant import quant_rows
 from xkernels.ops._details.pdl import launch_dependents, prefetch_l2, wait_dependencies
+from xkernels.ops._details.quant import quant_rows
 
 
 @triton.jit
