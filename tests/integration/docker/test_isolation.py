@@ -1,0 +1,199 @@
+"""One launch in one real container: what it may do, and how each way of ending is told apart."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moegate.errors import ImageError
+from moegate.records import DeviceIdentity, ImageSpec
+from orchestrator.pools.isolation import LaunchResult, LaunchSpec
+from orchestrator.pools.isolation.docker import DockerIsolation
+from orchestrator.pools.slots import HostDevice, Slot
+
+pytestmark = pytest.mark.docker
+
+Launch = Callable[..., LaunchResult]
+Make = Callable[..., LaunchSpec]
+
+
+def left(client: Any, run: str) -> list[str]:
+    return [c.id for c in client.containers.list(all=True, filters={"label": f"moegate.run={run}"})]
+
+
+def test_a_command_runs_writes_its_folder_and_is_gone(client: Any, spec_for: Make, launch: Launch, run_id: str) -> None:
+    spec = spec_for("pwd; echo problem >&2; echo made >result.txt")
+    result = launch(spec)
+    assert (result.returncode, result.signal, result.infra, result.timed_out) == (0, None, None, False)
+    assert spec.stdout.read_text() == f"{spec.workdir}\n"
+    assert spec.stderr.read_text() == "problem\n"
+    assert (spec.workdir / "result.txt").read_text() == "made\n"
+    assert result.isolation == "docker"
+    assert result.command[:2] == ("docker", "run")
+    assert left(client, run_id) == []
+
+
+def test_exit_status_is_the_commands(spec_for: Make, launch: Launch) -> None:
+    assert launch(spec_for("exit 2")).returncode == 2
+
+
+CONFINED = """
+set -u
+[ "$(id -u)" != 0 ] || echo 'is root'
+touch /etc/changed 2>/dev/null && echo 'root filesystem is writable'
+grep -q '^CapEff:[[:space:]]*0000000000000000$' /proc/self/status || echo 'has capabilities'
+grep -q '^NoNewPrivs:[[:space:]]*1$' /proc/self/status || echo 'may gain privileges'
+[ "$(ls /sys/class/net)" = lo ] || echo "has a network: $(ls /sys/class/net)"
+touch /tmp/fine || echo 'no temporary folder'
+touch "$1/changed" 2>/dev/null && echo 'an input is writable'
+cat "$1/input" || echo 'the input is not readable'
+grep '^Cpus_allowed_list' /proc/self/status
+cat /proc/1/comm
+hostname
+"""
+
+
+def test_a_container_is_confined(spec_for: Make, launch: Launch, tmp_path: Path) -> None:
+    reads = tmp_path / "reads"
+    reads.mkdir()
+    (reads / "input").write_text("given\n")
+    spec = spec_for(("/bin/sh", "-c", CONFINED, "sh", str(reads)), reads=(reads,))
+    result = launch(spec)
+    assert result.infra is None
+    lines = spec.stdout.read_text().splitlines()
+    # Nothing before the input was complained of; the rest shows the CPU set, an init process and the host's name.
+    assert lines == ["given", "Cpus_allowed_list:\t0", "docker-init", os.uname().nodename[:63]]
+
+
+def test_processes_are_limited(spec_for: Make, launch: Launch) -> None:
+    spec = spec_for("for i in $(seq 40); do sleep 5 & done; wait", pids=16)
+    result = launch(spec)
+    assert result.returncode not in (0, None)
+    assert "fork" in spec.stderr.read_text().lower()
+
+
+def test_memory_over_the_limit_is_oom(spec_for: Make, launch: Launch) -> None:
+    result = launch(spec_for(("python3", "-c", "x = bytearray(400 << 20); print(len(x))"), memory_bytes=64 << 20))
+    assert result.oom
+    assert result.infra is None
+
+
+def test_a_segfault_is_signal_11(spec_for: Make, launch: Launch) -> None:
+    result = launch(spec_for(("python3", "-c", "import os; os.kill(os.getpid(), 11)")))
+    assert (result.signal, result.returncode, result.oom) == (11, None, False)
+
+
+def test_a_hang_that_ignores_sigterm_ends_at_the_deadline(
+    client: Any, spec_for: Make, launch: Launch, run_id: str
+) -> None:
+    began = time.monotonic()
+    result = launch(spec_for("trap '' TERM INT; while :; do sleep 1; done", timeout_s=2.0))
+    assert result.timed_out
+    assert result.infra is None
+    assert time.monotonic() - began < 12
+    assert left(client, run_id) == []
+
+
+def test_a_paused_container_ends_at_the_deadline(client: Any, base: str, spec_for: Make, run_id: str) -> None:
+    spec = spec_for("sleep 60", timeout_s=4.0)
+
+    def pause(kind: str, ident: str) -> None:
+        threading.Timer(1.5, lambda: client.api.pause(ident)).start()
+
+    result = DockerIsolation({"base": base}).run(spec, on_start=pause, cancel=threading.Event())
+    assert result.timed_out
+    assert left(client, run_id) == []
+
+
+def test_a_removed_container_is_infrastructure(client: Any, base: str, spec_for: Make) -> None:
+    def remove(kind: str, ident: str) -> None:
+        assert kind == "container"
+        threading.Timer(1.5, lambda: client.api.remove_container(ident, force=True)).start()
+
+    result = DockerIsolation({"base": base}).run(spec_for("sleep 60"), on_start=remove, cancel=threading.Event())
+    assert result.infra is not None
+    assert "removed" in result.infra
+
+
+def test_a_container_killed_by_somebody_else_is_a_signal(client: Any, base: str, spec_for: Make) -> None:
+    def kill(kind: str, ident: str) -> None:
+        threading.Timer(1.5, lambda: client.api.kill(ident)).start()
+
+    result = DockerIsolation({"base": base}).run(spec_for("sleep 60"), on_start=kill, cancel=threading.Event())
+    assert (result.signal, result.oom, result.timed_out) == (9, False, False)
+
+
+def test_cancel_ends_it_politely(client: Any, spec_for: Make, launch: Launch, run_id: str) -> None:
+    cancel = threading.Event()
+    threading.Timer(1.5, cancel.set).start()
+    result = launch(spec_for("trap 'echo bye; exit 0' TERM; while :; do sleep 0.1; done"), cancel)
+    assert result.cancelled
+    assert not result.timed_out
+    assert left(client, run_id) == []
+
+
+def test_a_huge_log_is_cut_in_the_file_and_in_the_daemon(spec_for: Make, launch: Launch) -> None:
+    spec = spec_for("head -c 64000000 /dev/zero; echo end >&2", max_log_bytes=1 << 20, timeout_s=120.0)
+    result = launch(spec)
+    assert result.returncode == 0
+    assert result.truncated
+    assert (1 << 20) < spec.stdout.stat().st_size < (1 << 20) + 200
+    assert set(spec.stderr.read_text().splitlines()) == {"end"}
+
+
+def test_a_full_temporary_folder_is_the_commands_failure(spec_for: Make, launch: Launch) -> None:
+    spec = spec_for("head -c 2000000000 /dev/zero >/tmp/big", memory_bytes=3 << 30, timeout_s=120.0)
+    result = launch(spec)
+    assert result.returncode == 1
+    assert "No space left" in spec.stderr.read_text()
+
+
+def test_a_missing_program_device_or_image_is_infrastructure(base: str, spec_for: Make, launch: Launch) -> None:
+    result = launch(spec_for(("/no/such/program",)))
+    assert result.infra is not None
+    assert "cannot be executed" in result.infra
+    vendor = HostDevice(DeviceIdentity("rocm", "none here", "0000:03:00.0"), nodes=("/dev/dri/renderD250",))
+    result = launch(spec_for("true", slot=Slot("rocm", 0, vendor)))
+    assert result.infra is not None
+    assert "/dev/" in result.infra
+    with pytest.raises(ImageError, match="other"):
+        launch(spec_for("true", image=ImageSpec(name="other")))
+
+
+def test_orphans_are_reaped_by_label_and_others_left_alone(client: Any, base: str, run_id: str) -> None:
+    def orphan(run: str) -> str:
+        labels = {"moegate.run": run}
+        container = client.containers.run(base, ["sleep", "300"], detach=True, network_mode="none", labels=labels)
+        return str(container.id)
+
+    mine, other = orphan(run_id), orphan(run_id + "-other")
+    try:
+        isolation = DockerIsolation({"base": base})
+        assert isolation.reap(run_id) == 1
+        assert left(client, run_id) == []
+        assert left(client, run_id + "-other") == [other]
+        assert isolation.reap(run_id) == 0
+        assert mine != other
+    finally:
+        client.api.remove_container(other, force=True)
+
+
+def test_compiled_code_is_kept_in_a_labelled_volume(client: Any, spec_for: Make, launch: Launch, base: str) -> None:
+    spec = spec_for('echo "$TRITON_CACHE_DIR"; mount | grep -c " /cache "')
+    launch(spec)
+    assert spec.stdout.read_text() == "/cache/triton\n1\n"
+    name = f"moegate-cache-{base.removeprefix('sha256:')[:12]}-cpu"
+    assert client.volumes.get(name).attrs["Labels"] == {"moegate.cache": "1"}
+
+
+def test_detail_names_daemon_and_image(base: str) -> None:
+    detail = DockerIsolation({"base": base}).detail
+    assert detail["image.base.id"] == base
+    assert detail["docker.id"]
+    assert float(detail["docker.api"]) >= 1.24
