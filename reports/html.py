@@ -12,11 +12,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from moegate.records import RunBundle
-from reports.text import clean
-from reports.view import build_page
+from reports.text import clean, one_line
+from reports.view import Budget, build_page
 from reports.view.changes import anchor_for
 
 __all__ = ["environment", "inline_asset", "render"]
+
+MAX_BYTES = 1_450_000
+"""What a page of up to 300 cells may weigh; a larger run gets as much per cell."""
 
 SECTIONS = (
     ("verdict", "Verdict"),
@@ -58,6 +61,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     loaded.globals["anchor_for"] = anchor_for
+    loaded.filters["line"] = one_line
     return loaded
 
 
@@ -74,26 +78,38 @@ def inline_asset(name: str) -> tuple[Markup, str]:
 def icon(tone: str) -> str:
     """Return the tab icon as the escaped body of a data URI."""
     colour = _ICONS.get(tone, "#56b4e9")
-    drawn = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 8 8"><rect width="8" height="8" rx="2" fill="{colour}"/></svg>'
+    square = f'<rect width="8" height="8" rx="2" fill="{colour}"/>'
+    drawn = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 8 8">{square}</svg>'
     return quote(drawn)
 
 
 def render(bundle: RunBundle) -> str:
-    """Return the report of a run as one HTML document without a single external reference."""
-    page = build_page(bundle)
+    """Return the report of a run as one HTML document without a single external reference.
+
+    The page of 300 cells stays under 1.5 MB: where it would not, drill-downs are shortened until it does.
+    """
+    cells = len(bundle.plan.cells)
+    limit = MAX_BYTES * max(1.0, cells / 300)
+    page = ""
+    for budget in Budget.ladder(cells):
+        page = _render(bundle, budget)
+        if len(page.encode()) <= limit:
+            break
+    return page
+
+
+def _render(bundle: RunBundle, budget: Budget) -> str:
+    page = build_page(bundle, budget)
     style, style_hash = inline_asset("report.css")
     script, script_hash = inline_asset("report.js")
-    return (
-        environment()
-        .get_template("report.html.j2")
-        .render(
-            page=page,
-            sections=SECTIONS,
-            columns=COLUMNS,
-            style=style,
-            style_hash=style_hash,
-            script=script,
-            script_hash=script_hash,
-            icon=icon(page.gate[2]),
-        )
+    template = environment().get_template("report.html.j2")
+    return template.render(
+        page=page,
+        sections=SECTIONS,
+        columns=COLUMNS,
+        style=style,
+        style_hash=style_hash,
+        script=script,
+        script_hash=script_hash,
+        icon=icon(page.gate[2]),
     )

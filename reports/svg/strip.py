@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from reports.svg.core import Scale, dots, figure, path
+from reports.svg.core import Scale, dots, el, figure, n, path
 
 __all__ = ["StripPoint", "strip"]
 
@@ -42,7 +42,8 @@ def strip(points: Sequence[StripPoint], *, title: str, desc: str) -> Markup:
     shapes.append(dots([xy for i, xy in at.items() if not points[i].candidate], class_="dot base"))
     shapes.append(dots([xy for i, xy in at.items() if points[i].candidate], class_="dot cand"))
     void = [(12.0 + 12 * i, HEIGHT - 4) for i in range(len(points)) if i not in at]
-    shapes += [path([(x, bottom - 5), (x, bottom)], class_="void") for x, bottom in void]
+    if void:
+        shapes.append(el("path", d="".join(f"M{n(x)} {n(foot - 5)}V{n(foot)}" for x, foot in void), class_="void"))
     return figure(title, desc, shapes, width=width, height=HEIGHT, preserveAspectRatio="none", class_="strip")
 
 
@@ -57,4 +58,6 @@ def _joints(points: Sequence[StripPoint], at: dict[int, tuple[float, float]]) ->
         pair = points[index].pair
         if pair is not None:
             pairs.setdefault(pair, []).append(index)
-    return [path([at[m] for m in members], class_="joint") for members in pairs.values() if len(members) == 2]
+    ends = [[at[m] for m in members] for members in pairs.values() if len(members) == 2]
+    d = "".join(f"M{n(a[0])} {n(a[1])}L{n(b[0])} {n(b[1])}" for a, b in ends)
+    return [el("path", d=d, class_="joint")] if d else []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from reports.view.detail import Budget
 from reports.view.joined import Joined, join
 from reports.view.page import Page, build_page
 
-__all__ = ["Joined", "Page", "build_page", "join"]
+__all__ = ["Budget", "Joined", "Page", "build_page", "join"]

@@ -121,7 +121,7 @@ def arm_rows(bundle: RunBundle) -> tuple[tuple[str, str], tuple[ArmRow, ...]]:
     ]
     for key in sorted({key for arm in sides if arm for key in arm.env}):
         rows.append(_row(key, *(arm.env.get(key, "not set") if arm else None for arm in sides)))
-    return (policy.baseline, policy.candidate), tuple(rows)
+    return (one_line(policy.baseline, 60), one_line(policy.candidate, 60)), tuple(rows)
 
 
 def _configs(spelled: str) -> str:

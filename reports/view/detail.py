@@ -21,18 +21,25 @@ class Budget:
     """What one cell's drill-down may hold, so that a page of many cells stays light."""
 
     launches: int
+    metrics: int
     cases: int
     log: int
-    figures: bool
+    curves: int
+    steps: int
 
     @classmethod
-    def share(cls, cells: int) -> Budget:
-        """Return the budget of each of `cells` drill-downs: generous for few, frugal for hundreds."""
-        if cells <= 60:
-            return cls(launches=160, cases=200, log=6000, figures=True)
-        if cells <= 400:
-            return cls(launches=16, cases=12, log=600, figures=True)
-        return cls(launches=6, cases=6, log=300, figures=False)
+    def ladder(cls, cells: int) -> tuple[Budget, ...]:
+        """Return the budgets to try for a page of so many cells, richest first."""
+        return _LADDER if cells <= 60 else _LADDER[1:] if cells <= 400 else _LADDER[3:]
+
+
+_LADDER = (
+    Budget(launches=160, metrics=40, cases=200, log=6000, curves=4, steps=160),
+    Budget(launches=16, metrics=6, cases=12, log=600, curves=1, steps=40),
+    Budget(launches=10, metrics=2, cases=6, log=300, curves=1, steps=24),
+    Budget(launches=4, metrics=1, cases=3, log=160, curves=0, steps=0),
+    Budget(launches=0, metrics=1, cases=1, log=80, curves=0, steps=0),
+)
 
 
 @dataclass(frozen=True)
@@ -107,10 +114,12 @@ def build_detail(bundle: RunBundle, joined: Joined, budget: Budget, configs: dic
         anchor=anchor_for(cell.id),
         joined=joined,
         badges=badges_of(joined),
-        arms=(cell.arms[0], cell.arms[1]) if len(cell.arms) > 1 else ("baseline", "candidate"),
+        arms=(one_line(cell.arms[0], 60), one_line(cell.arms[1], 60))
+        if len(cell.arms) > 1
+        else ("baseline", "candidate"),
         facts=_facts(joined),
         sentence=_sentence(joined),
-        effects=effect_lines(joined),
+        effects=effect_lines(joined, budget.metrics),
         strip=strip,
         strip_note=note,
         launches=lines,
@@ -126,8 +135,8 @@ def build_detail(bundle: RunBundle, joined: Joined, budget: Budget, configs: dic
         cases_hidden=max(0, len(cases) - budget.cases),
         command=clip(bundle.commands.get(cell.id, ""), 1200),
         log=tail(joined.outcome.log_tail, budget.log * (4 if bad else 1)) if joined.outcome else "",
-        curves=latency_curves(joined) if budget.figures else (),
-        history=history_figure(bundle, joined) if budget.figures else Markup(""),
+        curves=latency_curves(joined, budget),
+        history=history_figure(bundle, joined) if budget.curves else Markup(""),
     )
 
 
@@ -136,6 +145,8 @@ def badges_of(joined: Joined) -> tuple[str, ...]:
     verdict = joined.verdict
     flags = (("control", joined.cell.control), ("A/A", joined.cell.aa), ("required", joined.required))
     badges = [name for name, on in flags if on]
+    if joined.blame:
+        badges.insert(0, f"exit {joined.blame}")
     if verdict is not None and verdict.void_launches:
         badges.append(f"{verdict.void_launches} void")
     if joined.word == "quarantined" and verdict is not None and verdict.verdict is not None:
@@ -173,13 +184,18 @@ def _sentence(joined: Joined) -> str:
     return one_line((verdict.reason or joined.look.meaning), 400) + extra
 
 
-def effect_lines(joined: Joined) -> tuple[EffectLine, ...]:
-    """Return the metrics of a cell in words, the deciding one first."""
+# What people ask about first; the others follow as they come.
+_FIRST = ("median_tpot_ms", "median_ttft_ms", "output_throughput", "request_throughput", "p99_ttft_ms", "p99_tpot_ms")
+
+
+def effect_lines(joined: Joined, most: int) -> tuple[EffectLine, ...]:
+    """Return at most `most` metrics of a cell in words, the deciding one first."""
     verdict = joined.verdict
     if verdict is None:
         return ()
-    ordered = ([verdict.effect] if verdict.effect is not None else []) + list(verdict.others[:24])
-    return tuple(_effect_line(effect, effect is verdict.effect) for effect in ordered)
+    others = sorted(verdict.others, key=lambda e: _FIRST.index(e.metric) if e.metric in _FIRST else len(_FIRST))
+    ordered = ([verdict.effect] if verdict.effect is not None else []) + others
+    return tuple(_effect_line(effect, effect is verdict.effect) for effect in ordered[:most])
 
 
 def _effect_line(effect: Effect, gates: bool) -> EffectLine:
@@ -210,12 +226,25 @@ def launch_strip(joined: Joined) -> tuple[Markup, str]:
     ]
     if len(points) < 2:
         return Markup(""), ""
-    order = "".join("B" if point.candidate else "A" for point in points)
+    order = _order(points)
     void = sum(point.void for point in points)
-    note = f"{count(len(points), 'launch', 'launches')} in order: {clip(order, 130)}"
+    note = f"{count(len(points), 'launch', 'launches')} in order: {clip(order, 190)}"
     note += f"; {void} void, not paired" if void else ""
     metric = next((s.metric for launch in launches if (s := launch.primary()) is not None), "primary metric")
-    return svg.strip(points, title=f"Launches of {joined.cell.label} by {metric}", desc=note), note
+    return svg.strip(points, title=f"Launches of {joined.label} by {metric}", desc=note), note
+
+
+def _order(points: list[svg.StripPoint]) -> str:
+    """Spell the order of launches, pairs apart: `AB BA | AB BA`."""
+    words: list[str] = []
+    for index, point in enumerate(points):
+        before = points[index - 1] if index else None
+        if before is not None and before.stage != point.stage:
+            words.append(" | ")
+        elif before is not None and before.pair != point.pair:
+            words.append(" ")
+        words.append("B" if point.candidate else "A")
+    return "".join(words)
 
 
 def _launch_line(joined: Joined, launch: Launch) -> LaunchLine:
@@ -285,8 +314,13 @@ def _cases(joined: Joined) -> list[tuple[str, str, str]]:
     ]
 
 
-def latency_curves(joined: Joined) -> tuple[tuple[str, Markup], ...]:
-    """Return the distributions of every metric of which each arm has at least 20 values, at most three."""
+def latency_curves(joined: Joined, budget: Budget) -> tuple[tuple[str, Markup], ...]:
+    """Return the distributions of metrics of which each arm has at least 20 values.
+
+    On a crowded page only cells that a person will look at carry them.
+    """
+    if not budget.curves or (budget.curves == 1 and joined.look.rank > 4):
+        return ()
     pools: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
     for launch in joined.launches:
         if launch.void_reason is None:
@@ -294,13 +328,26 @@ def latency_curves(joined: Joined) -> tuple[tuple[str, Markup], ...]:
                 if len(samples.values) > 1 and not samples.primary:
                     arms = pools.setdefault((samples.metric, samples.unit), ([], []))
                     arms[side_of(joined, launch)].extend(samples.values)
+            for metric, values in _series(launch):
+                pools.setdefault((metric, "ms"), ([], []))[side_of(joined, launch)].extend(values)
     curves = []
     for (metric, unit), (base, cand) in pools.items():
         if min(len(base), len(cand)) >= 20:
             desc = f"medians {value(median(base), unit)} and {value(median(cand), unit)}"
-            title = f"{metric}, share of {len(base)} and {len(cand)} values"
-            curves.append((one_line(metric, 60), svg.ecdf(base, cand, unit=unit, title=title, desc=desc)))
-    return tuple(curves[:3])
+            title = f"{metric}: share of {len(base)} and {len(cand)} values at or below"
+            curves.append(
+                (one_line(title, 120), svg.ecdf(base, cand, unit=unit, title=title, desc=desc, steps=budget.steps))
+            )
+    return tuple(curves[: budget.curves])
+
+
+def _series(launch: Launch) -> list[tuple[str, list[float]]]:
+    """Return the per-request series that a load client left in a launch, in milliseconds."""
+    raw = launch.detail.get("series")
+    if not isinstance(raw, dict):
+        return []
+    rows = [(str(name), values) for name, values in raw.items() if isinstance(values, list)]
+    return [(name, [float(v) for v in values if isinstance(v, int | float)]) for name, values in rows]
 
 
 def history_figure(bundle: RunBundle, joined: Joined) -> Markup:
@@ -313,5 +360,5 @@ def history_figure(bundle: RunBundle, joined: Joined) -> Markup:
     effect = verdict.effect
     marks.append(svg.TrendMark("this run", effect.gain, effect.gain_low, effect.gain_high))
     desc = f"{count(len(earlier), 'earlier run')}, the last gained {percent(earlier[-1].gain)}"
-    title = f"Gain of {joined.cell.label} by run"
+    title = f"Gain of {joined.label} by run"
     return svg.trend(marks, bundle.plan.gate.tolerance, title=title, desc=desc)

@@ -16,6 +16,7 @@ from moegate.records import (
     QuarantineRule,
     RunBundle,
 )
+from reports.text import one_line
 from reports.words import LOOKS, Look, Outcome, outcome_of
 
 __all__ = ["Joined", "cell_of", "join", "primary_value", "rule_for", "side_of"]
@@ -23,7 +24,10 @@ __all__ = ["Joined", "cell_of", "join", "primary_value", "rule_for", "side_of"]
 
 @dataclass(frozen=True)
 class Joined:
-    """Everything known of one cell."""
+    """Everything known of one cell.
+
+    `blame` is the exit code that the gate asks for because of this cell (0: none), `decided` its reason in words.
+    """
 
     cell: PlannedCell
     state: str
@@ -33,6 +37,13 @@ class Joined:
     word: Outcome
     rule: QuarantineRule | None
     required: bool
+    blame: int
+    decided: str
+
+    @property
+    def label(self) -> str:
+        """The cell's label, on one line and not too long."""
+        return one_line(self.cell.label, 160)
 
     @property
     def look(self) -> Look:
@@ -78,9 +89,11 @@ def _iterate(bundle: RunBundle) -> Iterator[Joined]:
     outcomes = {outcome.cell: outcome for outcome in bundle.outcomes}
     verdicts = {verdict.cell: verdict for verdict in bundle.comparison.cells}
     required = bundle.plan.gate.required
+    blames = {reason.cell: reason for reason in reversed(bundle.gate.reasons) if reason.cell and reason.exit}
     for cell in bundle.plan.cells:
         outcome, verdict = outcomes.get(cell.id), verdicts.get(cell.id)
         rule = rule_for(bundle, cell)
+        blame = blames.get(cell.id)
         yield Joined(
             cell=cell,
             state="PLANNED" if outcome is None else outcome.state,
@@ -90,6 +103,8 @@ def _iterate(bundle: RunBundle) -> Iterator[Joined]:
             word=outcome_of(cell, outcome, verdict, rule is not None),
             rule=rule,
             required=any(fnmatchcase(cell.label, glob) or fnmatchcase(cell.id, glob) for glob in required),
+            blame=blame.exit if blame is not None else 0,
+            decided=blame.message if blame is not None else "",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from markupsafe import Markup
 from moegate.exits import Exit
 from moegate.records import Effect, GateReason, RunBundle
 from reports import svg
-from reports.text import clip, count, one_line, percent
+from reports.text import count, one_line, percent
 from reports.view.changes import ArmRow, ConfigSet, DispatchRow, anchor_for, arm_rows, config_sets, dispatch_rows
 from reports.view.detail import Budget, Detail, badges_of, build_detail
 from reports.view.heat import HeatPanel, heat_panels
@@ -28,6 +29,8 @@ INTERPRETER_NOTE = (
 )
 _MOST_DETAILS, _MOST_FOREST, _MOST_SETS, _MOST_SQUARES = 1500, 24, 24, 12
 
+# The gate's sentence begins with its own word, which stands large above it.
+_PREFIX = re.compile(r"^(PASS|FAIL|NO ANSWER|INCONCLUSIVE|ERROR): ")
 # What an exit code means, for the large word at the top.
 _GATES: dict[int, tuple[str, str, str]] = {
     Exit.OK: ("Passes", "✓", "good"),
@@ -133,8 +136,8 @@ class Page:
     trust: Trust
 
 
-def build_page(bundle: RunBundle) -> Page:
-    """Decide everything that the report says about a run."""
+def build_page(bundle: RunBundle, budget: Budget) -> Page:
+    """Decide everything that the report says about a run; `budget` bounds each cell's drill-down."""
     cells = join(bundle)
     ranked = sorted(cells, key=_rank)
     sets, anchors = config_sets(cells)
@@ -143,7 +146,6 @@ def build_page(bundle: RunBundle) -> Page:
     kept = {one.anchor for one in shown_sets}
     configs = {cell: (anchor, changes[anchor]) for cell, anchor in anchors.items() if anchor in kept}
     detailed = ranked[:_MOST_DETAILS]
-    budget = Budget.share(len(detailed))
     details = tuple(build_detail(bundle, joined, budget, configs) for joined in detailed)
     linked = {detail.joined.cell.id for detail in details}
     all_squares = squares(bundle, cells)
@@ -153,7 +155,7 @@ def build_page(bundle: RunBundle) -> Page:
     return Page(
         bundle=bundle,
         gate=_GATES.get(bundle.gate.exit, (f"Exit {bundle.gate.exit}", "?", "open")),
-        sentence=one_line(bundle.gate.sentence, 600),
+        sentence=_PREFIX.sub("", one_line(bundle.gate.sentence, 600)),
         headline=headline(all_squares),
         policy=_policy(bundle),
         reasons=_reasons(bundle, cells, linked),
@@ -191,7 +193,7 @@ def headline(found: tuple[Square, ...]) -> str:
 
 def _rank(joined: Joined) -> tuple[int, float, str]:
     effect = _effect(joined)
-    return joined.look.rank, -abs(effect.gain) if effect else 0.0, joined.cell.label
+    return joined.look.rank, -abs(effect.gain) if effect else 0.0, joined.label
 
 
 def _effect(joined: Joined) -> Effect | None:
@@ -217,7 +219,7 @@ def _policy(bundle: RunBundle) -> tuple[tuple[str, str], ...]:
 
 
 def _reasons(bundle: RunBundle, cells: Iterable[Joined], linked: set[str]) -> tuple[Reason, ...]:
-    labels = {joined.cell.id: joined.cell.label for joined in cells}
+    labels = {joined.cell.id: joined.label for joined in cells}
 
     def weight(reason: GateReason) -> int:
         return (Exit.USAGE, Exit.REGRESSION, Exit.INFRA, Exit.INCONCLUSIVE, Exit.OK).index(
@@ -256,7 +258,7 @@ def _forest(bundle: RunBundle, cells: Iterable[Joined]) -> tuple[tuple[ForestRow
     rows = []
     for joined, effect in movers:
         span = f"{percent(effect.gain_low)} to {percent(effect.gain_high)}"
-        title = f"{clip(joined.cell.label, 120)}: {percent(effect.gain)}, {span}, {joined.look.word}"
+        title = f"{joined.label}: {percent(effect.gain)}, {span}, {joined.look.word}"
         predicted = joined.verdict.predicted if joined.verdict else None
         drawn = svg.interval(axis, effect.gain, effect.gain_low, effect.gain_high, title=title, predicted=predicted)
         rows.append(ForestRow(joined, anchor_for(joined.cell.id), percent(effect.gain), span, drawn))

@@ -59,7 +59,11 @@ def squares(bundle: RunBundle, cells: tuple[Joined, ...]) -> tuple[Square, ...]:
 def _square(one: Interaction, members: dict[str, Joined]) -> Square:
     ordered = dict(sorted(members.items(), key=lambda item: (item[1].cell.control, item[0])))
     first = next(iter(ordered.values()))
-    arms = (first.cell.arms[0], first.cell.arms[1]) if len(first.cell.arms) > 1 else ("baseline", "candidate")
+    arms = (
+        (one_line(first.cell.arms[0], 60), one_line(first.cell.arms[1], 60))
+        if len(first.cell.arms) > 1
+        else ("baseline", "candidate")
+    )
     effect = next((j.verdict.effect for j in ordered.values() if j.verdict and j.verdict.effect), None)
     slopes = [
         svg.Slope(

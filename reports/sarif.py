@@ -1,0 +1,167 @@
+"""`results.sarif` (SARIF 2.1.0): regressions on the config line that caused them, and what the check found.
+
+GitHub shows each result on its line in the pull request; more than 5,000 results of a run are not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote
+
+from moegate.records import ConfigUse, RunBundle
+from moegate.records.findings import Finding, RuleText
+from reports.text import clip, one_line, percent
+from reports.view.joined import Joined, join, side_of
+
+__all__ = ["SCHEMA", "from_findings", "render"]
+
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+MAX_RESULTS = 5000
+_LEVELS = {"error": "error", "warning": "warning", "note": "note"}
+# What the gate reports about cells: rule id -> (short text, what to do).
+_RULES = {
+    "regressed": ("A cell regressed", "Compare the configuration of the two arms; the cell's command reproduces it."),
+    "failed": ("A cell did not finish its work", "Read the end of the cell's log; the cell's command reproduces it."),
+    "missing": ("A planned cell has no answer", "Run the same matrix again with --resume."),
+}
+
+
+def render(bundle: RunBundle, *, root: Path | None = None) -> str:
+    """Return the cells that went wrong as SARIF.
+
+    A regression stands on the line of the batch size in the config file that the candidate ran with; other cells stand
+    on the matrix. `root` is the checkout in which config files are looked up for their lines; without it the lines are
+    those of the file as the tuner writes it.
+    """
+    results: list[dict[str, Any]] = []
+    for joined in join(bundle):
+        if joined.word in _RULES:
+            results += _cell_results(bundle, joined, root)
+    rules = [_rule(name, words, fix) for name, (words, fix) in _RULES.items()]
+    return _document(rules, results, bundle.plan.version)
+
+
+def from_findings(
+    findings: Iterable[Finding], rules: Sequence[RuleText] = (), *, version: str = "", base: Path | None = None
+) -> str:
+    """Return findings of `orchestrator check` as SARIF; file names are made relative to `base` where they lie in it."""
+    rows = list(findings)
+    known = {rule.id: rule for rule in rules}
+    made = []
+    for name in sorted({finding.rule for finding in rows} | set(known)):
+        text = known.get(name)
+        made.append(
+            _rule(name, text.explanation if text else name, text.fix if text else "", text.reference if text else "")
+        )
+    results = [
+        _result(
+            finding.rule,
+            _LEVELS[finding.severity],
+            f"{finding.message} (fix: {finding.fix})" if finding.fix else finding.message,
+            _relative(finding.file, base),
+            finding.line,
+            finding.message,
+        )
+        for finding in rows
+    ]
+    return _document(made, results, version)
+
+
+def _cell_results(bundle: RunBundle, joined: Joined, root: Path | None) -> list[dict[str, Any]]:
+    effect = joined.verdict.effect if joined.verdict else None
+    label = one_line(joined.cell.label, 200)
+    if joined.word != "regressed" or effect is None:
+        message = f"{label}: {joined.state}: {one_line(joined.reason, 400)}"
+        return [_result(joined.word, "error", message, _relative(bundle.plan.matrix, root), 1, joined.cell.id)]
+    message = (
+        f"{label}: {effect.metric} {percent(effect.gain)} "
+        f"({percent(effect.gain_low)} to {percent(effect.gain_high)}, {effect.pairs} pairs)"
+    )
+    places = _places(bundle, joined, root) or [(_relative(bundle.plan.matrix, root), 1)]
+    return [_result("regressed", "error", message, file, line, joined.cell.id) for file, line in places[:8]]
+
+
+def _places(bundle: RunBundle, joined: Joined, root: Path | None) -> list[tuple[str, int]]:
+    """Return (file, line) of every config entry that the candidate ran with and the baseline did not."""
+    arms: tuple[dict[Any, ConfigUse], dict[Any, ConfigUse]] = ({}, {})
+    for launch in joined.launches:
+        if launch.proof is not None:
+            for use in launch.proof.configs:
+                arms[side_of(joined, launch)][use.op, use.projection, use.batch_size] = use
+    places: dict[tuple[str, int], None] = {}
+    for key, use in arms[1].items():
+        before = arms[0].get(key)
+        if use.file and (before is None or before.config != use.config):
+            places[_relative(use.file, root), _line(bundle.config_files, use, root)] = None
+    return sorted(places)
+
+
+def _line(files: Mapping[str, Mapping[str, Any]], use: ConfigUse, root: Path | None) -> int:
+    """Return the line (from 1) on which the entry of the batch size that was used begins; 1 where it is not found."""
+    assert use.file is not None
+    text = _text(use.file, root)
+    if text is None:
+        content = files.get(use.file) or files.get(PurePosixPath(use.file).name)
+        text = json.dumps(content, indent=4) if content else ""
+    entries = {int(found[1]): text.count("\n", 0, found.start()) + 1 for found in re.finditer(r'"(\d+)"\s*:', text)}
+    nearest = min(entries, key=lambda batch: (abs(batch - use.batch_size), batch), default=None)
+    return 1 if nearest is None else entries[nearest]
+
+
+def _text(file: str, root: Path | None) -> str | None:
+    if root is None:
+        return None
+    path = (root / file).resolve()
+    if not path.is_relative_to(root.resolve()) or not path.is_file() or path.stat().st_size > 4 << 20:
+        return None
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _relative(file: str, base: Path | None) -> str:
+    path = PurePosixPath(file)
+    if base is not None and path.is_absolute() and path.is_relative_to(base.resolve()):
+        path = path.relative_to(base.resolve())
+    return str(path)
+
+
+def _rule(name: str, words: str, fix: str, reference: str = "") -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "id": one_line(name, 120),
+        "name": "".join(part.capitalize() for part in one_line(name, 120).split("-")),
+        "shortDescription": {"text": one_line(words, 400) or name},
+        "fullDescription": {"text": one_line(words, 1000) or name},
+    }
+    if fix:
+        made["help"] = {"text": one_line(fix, 1000)}
+    if reference.startswith("https://"):
+        made["helpUri"] = quote(reference, safe=":/?#=&%")
+    return made
+
+
+def _result(rule: str, level: str, message: str, file: str, line: int, identity: str) -> dict[str, Any]:
+    uri = quote(one_line(file, 1000), safe="/:" if file.startswith("/") else "/")
+    location = {"artifactLocation": {"uri": uri or "matrix.yaml"}, "region": {"startLine": max(line, 1)}}
+    print_ = hashlib.sha256("\0".join((rule, uri, one_line(identity))).encode()).hexdigest()
+    return {
+        "ruleId": one_line(rule, 120),
+        "level": level,
+        "message": {"text": clip(one_line(message, 1000), 1000)},
+        "locations": [{"physicalLocation": location}],
+        "partialFingerprints": {"moegate/v1": print_[:32]},
+    }
+
+
+def _document(rules: list[dict[str, Any]], results: list[dict[str, Any]], version: str) -> str:
+    index = {rule["id"]: number for number, rule in enumerate(rules)}
+    order = {"error": 0, "warning": 1, "note": 2}
+    kept = sorted(results, key=lambda result: order[result["level"]])[:MAX_RESULTS]
+    for result in kept:
+        result["ruleIndex"] = index[result["ruleId"]]
+    driver = {"name": "moegate", "version": version or "0", "rules": rules}
+    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": kept}
+    return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1, ensure_ascii=True) + "\n"

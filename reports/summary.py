@@ -1,0 +1,165 @@
+"""What GitHub shows: `summary.md` for a job, annotations for its lines, and log text that cannot give orders.
+
+Everything that others wrote is cleaned and turned into numeric entities where Markdown, HTML or a workflow command
+could see more than text in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from moegate.records import RunBundle
+from moegate.records.findings import Finding
+from reports.text import clean, one_line, percent, tail, value
+from reports.view.joined import Joined, join
+from reports.view.page import INTERPRETER_NOTE
+from reports.words import LOOKS
+
+__all__ = ["MAX_BYTES", "annotate", "annotate_findings", "render", "safe_log"]
+
+MAX_BYTES = 1024 * 1024 - 4096
+"""GitHub refuses a job summary over 1024 KiB; a little is left for what else the step writes."""
+
+_SPECIAL = re.compile(r"[\\`*_{}\[\]<>()#|~@:&$!\"'=^]|www\.")
+_ROOM_FOR_DETAILS = 400 * 1024
+_PER_STEP = 10
+_HEADINGS = {0: "✅ passes", 1: "❌ fails", 2: "❌ an input is wrong", 3: "⛔ incomplete", 4: "❓ undecided"}
+
+
+def md(text: str, limit: int = 300) -> str:
+    """Return text of others on one line, inert in Markdown, HTML and workflow commands."""
+    return _SPECIAL.sub(lambda found: "".join(f"&#{ord(c)};" for c in found[0]), one_line(text, limit))
+
+
+def safe_log(text: str, limit: int = 8000) -> str:
+    """Return log text that may be printed in a workflow: no line of it can be taken for a command.
+
+    A command starts a line with `::`, or (the old form) has `##[` anywhere; lines get a prefix, `##[` a space.
+    """
+    lines = tail(text, limit).replace("##[", "# #[").split("\n")
+    return "\n".join(f"| {line}" for line in lines)
+
+
+def render(bundle: RunBundle) -> str:
+    """Return the job summary: verdict, counts, what decided, the 2x2, the cells; within GitHub's limit."""
+    cells = sorted(join(bundle), key=lambda joined: (joined.look.rank, joined.cell.label))
+    parts = [_head(bundle, cells), _decided(cells, bundle), _squares(bundle, cells)]
+    parts.append(_table(cells))
+    parts.append("Full page: `report.html` in this run's artifact; machine-readable: `junit.xml`, `results.sarif`.\n")
+    text = "\n".join(part for part in parts if part)
+    return text if len(text.encode()) <= MAX_BYTES else _cut(text)
+
+
+def _cut(text: str) -> str:
+    kept = text.encode()[: MAX_BYTES - 200].decode(errors="ignore")
+    return kept[: kept.rfind("\n")] + "\n\nThe rest did not fit here: open `report.html` in this run's artifact.\n"
+
+
+def _head(bundle: RunBundle, cells: Iterable[Joined]) -> str:
+    word = _HEADINGS.get(bundle.gate.exit, "stopped")
+    lines = [f"## moegate: {md(bundle.plan.name, 80)} {word}", "", f"**{md(bundle.gate.sentence, 600)}**", ""]
+    joined = list(cells)
+    counts = Counter(one.word for one in joined)
+    shown = [f"{LOOKS[key].arrow} {counts[key]} {LOOKS[key].word}" for key in LOOKS if counts.get(key)]
+    lines.append(" · ".join(shown))
+    if any(one.interpreter for one in joined):
+        lines += ["", f"> {INTERPRETER_NOTE}"]
+    return "\n".join(lines) + "\n"
+
+
+def _decided(cells: Iterable[Joined], bundle: RunBundle) -> str:
+    reasons = sorted((reason for reason in bundle.gate.reasons if reason.exit), key=lambda reason: reason.exit)[:50]
+    if not reasons:
+        return ""
+    labels = {joined.cell.id: joined.cell.label for joined in cells}
+    lines = ["### What decided", ""]
+    for reason in reasons:
+        name = labels.get(reason.cell or "", "")
+        lines.append(f"- {'**' + md(name, 120) + '** ' if name else ''}{md(reason.message, 400)}")
+    return "\n".join(lines) + "\n"
+
+
+def _squares(bundle: RunBundle, cells: Iterable[Joined]) -> str:
+    index = {joined.cell.id: joined for joined in cells}
+    lines: list[str] = []
+    for one in bundle.comparison.interactions[:6]:
+        rows = [(backend, index[cell]) for backend, cell in one.cells.items() if cell in index]
+        lines += [
+            "",
+            f"### {md(one.label, 120)}",
+            "",
+            "| backend | baseline | candidate | gain | predicted | outcome |",
+        ]
+        lines.append("|---|--:|--:|--:|--:|---|")
+        lines += [_square_row(backend, joined) for backend, joined in rows]
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _square_row(backend: str, joined: Joined) -> str:
+    effect = joined.verdict.effect if joined.verdict else None
+    predicted = percent(joined.verdict.predicted) if joined.verdict and joined.verdict.predicted is not None else ""
+    control = " (control)" if joined.cell.control else ""
+    if effect is None:
+        return f"| {md(backend, 40)}{control} | | | | | {joined.look.arrow} {joined.look.word} |"
+    unit = md(effect.unit, 20)
+    before, after = value(effect.baseline_median), value(effect.candidate_median)
+    gain = f"{percent(effect.gain)} [{percent(effect.gain_low)}, {percent(effect.gain_high)}]"
+    return (
+        f"| {md(backend, 40)}{control} | {before} {unit} | {after} {unit} | {gain} | {predicted} "
+        f"| {joined.look.arrow} {joined.look.word} |"
+    )
+
+
+def _table(cells: list[Joined]) -> str:
+    lines = ["<details><summary>All cells</summary>", "", "| outcome | cell | gain | why |", "|---|---|--:|---|"]
+    room = _ROOM_FOR_DETAILS
+    for index, joined in enumerate(cells):
+        effect = joined.verdict.effect if joined.verdict else None
+        gain = percent(effect.gain) if effect else ""
+        why = md(joined.reason, 160) if joined.look.rank < 4 else ""
+        row = f"| {joined.look.arrow} {joined.look.word} | {md(joined.cell.label, 120)} | {gain} | {why} |"
+        room -= len(row.encode()) + 1
+        if room < 0:
+            lines += ["", f"{len(cells) - index} more cells are in `report.html`."]
+            break
+        lines.append(row)
+    return "\n".join([*lines, "", "</details>"]) + "\n"
+
+
+def annotate(bundle: RunBundle) -> list[str]:
+    """Return workflow commands for what decided the run: at most 10 errors and 10 warnings, GitHub's limit per step."""
+    labels = {cell.id: cell.label for cell in bundle.plan.cells}
+    errors = [reason for reason in bundle.gate.reasons if reason.exit in (1, 2, 3)]
+    warnings = [reason for reason in bundle.gate.reasons if reason.exit not in (1, 2, 3)]
+    lines = []
+    for level, reasons in (("error", errors), ("warning", warnings)):
+        for reason in reasons[:_PER_STEP]:
+            title = labels.get(reason.cell or "", "moegate gate")
+            lines.append(_command(level, reason.message, title=title))
+    return lines
+
+
+def annotate_findings(findings: Iterable[Finding]) -> list[str]:
+    """Return workflow commands for findings of the check, errors first, at most 10 of each level."""
+    rows = list(findings)
+    lines = []
+    for level, severities in (("error", ("error",)), ("warning", ("warning", "note"))):
+        for finding in [row for row in rows if row.severity in severities][:_PER_STEP]:
+            message = f"{finding.message} (fix: {finding.fix})" if finding.fix else finding.message
+            lines.append(_command(level, message, file=finding.file, line=str(finding.line), title=finding.rule))
+    return lines
+
+
+def _command(level: str, message: str, **properties: str) -> str:
+    fields = ",".join(f"{name}={_escape_property(shown)}" for name, shown in properties.items() if shown)
+    return f"::{level} {fields}::{_escape(one_line(message, 600))}"
+
+
+def _escape(text: str) -> str:
+    return clean(text).replace("##[", "# #[").replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _escape_property(text: str) -> str:
+    return _escape(one_line(text, 200)).replace(":", "%3A").replace(",", "%2C")
