@@ -10,7 +10,7 @@ from pydantic import Field
 from moegate.records import Measurement
 from orchestrator.cells.base import Axis, CellSpec, Command, Engine, Graph, Kind, Work
 from orchestrator.cells.serve import reads, server
-from orchestrator.matrix.scalars import Backend, Many, Name, PathText
+from orchestrator.scalars import Backend, Many, Name, PathText
 
 __all__ = ["KIND"]
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from moegate.records import ArmSpec, Measurement, ModelSpec, PlannedCell, PoolSpec
 from moegate.records.plan import CellKind, Family
-from orchestrator.matrix.scalars import Duration, Line, Whole
 from orchestrator.pools.isolation import PYTHON
+from orchestrator.scalars import Duration, Line, Whole
 
 __all__ = [
     "DTYPES",

@@ -10,7 +10,7 @@ from moegate import canonical
 from moegate.errors import RecordError
 from moegate.records import Case, DeviceIdentity, Measurement
 from orchestrator.cells.base import Axis, CellSpec, Command, Engine, Kind, Work
-from orchestrator.matrix.scalars import Many, Name
+from orchestrator.scalars import Many, Name
 
 __all__ = ["KIND"]
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from moegate.records import Measurement
 from orchestrator.cells.base import Axis, CellSpec, Command, Dtype, Kind, Work
-from orchestrator.matrix.scalars import Line, Many, Name
+from orchestrator.scalars import Line, Many, Name
 
 __all__ = ["KIND"]
 

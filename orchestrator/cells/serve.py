@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from moegate.records import Measurement
 from orchestrator.cells.base import Axis, CellSpec, Command, Engine, Graph, Kind, Work
-from orchestrator.matrix.scalars import Backend, Bool, Many, Name, Natural, Rate, Whole, fail
+from orchestrator.scalars import Backend, Bool, Many, Name, Natural, Rate, Whole, fail
 
 __all__ = ["KIND", "Load", "server"]
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from moegate.records import Measurement
 from orchestrator.cells.base import Axis, CellSpec, Command, Dtype, Engine, Kind, Work
-from orchestrator.matrix.scalars import Line, Many, Name, Natural
+from orchestrator.scalars import Line, Many, Name, Natural
 
 __all__ = ["KIND", "OUTPUT"]
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from moegate.records.plan import CellKind
 from orchestrator.cells import KINDS
 from orchestrator.cells.base import CellSpec
-from orchestrator.matrix.scalars import (
+from orchestrator.scalars import (
     Count,
     Duration,
     EnvName,

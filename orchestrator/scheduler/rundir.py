@@ -8,9 +8,11 @@ comparison.json gate.json report.html junit.xml results.sarif summary.md bundle.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import secrets
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,10 +79,26 @@ class RunDir:
         Raises:
             RunLocked: another orchestrator has it.
         """
+        for pause in (0.05, 0.1, None):  # a `status` that looks just now holds it for an instant
+            try:
+                return FileLock(self.path / "lock").acquire()
+            except Held as error:
+                if pause is None:
+                    raise RunLocked(f"{self.path} is held by another orchestrator: {error.holder}") from None
+                time.sleep(pause)
+        raise AssertionError
+
+    def holder(self) -> str | None:
+        """What the orchestrator that holds the directory says about itself, or None where nobody does."""
         try:
-            return FileLock(self.path / "lock").acquire()
-        except Held as error:
-            raise RunLocked(f"{self.path} is held by another orchestrator: {error.holder}") from None
+            with (self.path / "lock").open("rb") as stream:
+                try:
+                    fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except OSError:
+                    return stream.read(4096).decode(errors="replace").strip() or "another process"
+        except OSError:
+            return None
+        return None
 
     def create(self) -> None:
         """Make the folder, or say why it cannot be one.

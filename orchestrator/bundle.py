@@ -1,0 +1,155 @@
+"""Read everything of a run back from its directory: plan, outcomes, results, and what else belongs to a report."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moegate import canonical, journal, records
+from moegate.errors import UsageError
+from moegate.records import Attempt, CellOutcome, Measurement, Plan, PlannedCell
+from orchestrator.scheduler import RunDir, outcomes, read_cells
+from orchestrator.scheduler.classify import tail
+from orchestrator.scheduler.state import CellHistory
+
+__all__ = ["RunFacts", "read_run"]
+
+_MAX_CONFIG_FILES = 64
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """A run as it lies on disk, before anything is compared."""
+
+    plan: Plan
+    outcomes: tuple[CellOutcome, ...]
+    measurements: dict[str, tuple[Measurement, ...]]
+    config_files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    commands: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    started: str = ""
+    finished: str = ""
+
+
+def read_run(path: Path) -> RunFacts:
+    """Read a run directory, finished or not.
+
+    Raises:
+        UsageError: it is not a run directory, or its plan or journal cannot be believed.
+    """
+    rundir = RunDir(path)
+    plan = rundir.read_plan()
+    entries = journal.read(rundir.journal_file) if rundir.journal_file.is_file() else []
+    cells = read_cells(entries)
+    found: dict[str, tuple[Measurement, ...]] = {}
+    notes = list(plan.warnings)
+    problems: dict[str, str] = {}
+    for cell in plan.cells:
+        history = cells.get(cell.id)
+        if history is None:
+            continue
+        try:
+            found[cell.id] = tuple(_results(path, history))
+        except UsageError as error:
+            problems[cell.id] = str(error)
+    tails = {cell.id: _log_tail(rundir, cells.get(cell.id)) for cell in plan.cells}
+    return RunFacts(
+        plan=plan,
+        outcomes=_with_problems(outcomes(plan, cells, tails), problems),
+        measurements=found,
+        config_files=_config_files(rundir, plan),
+        commands=_commands(plan.cells, cells),
+        environment=_environment(found.values()),
+        notes=tuple(notes),
+        started=next((entry.time for entry in entries if entry.kind == "run"), plan.created),
+        finished=entries[-1].time if entries else "",
+    )
+
+
+def _counted(history: CellHistory) -> list[Attempt]:
+    """The attempts whose results count: the newest passed one of each stage, no confirmation of an older screen.
+
+    Of a cell that failed it is the last attempt, for the report to show.
+    """
+    first = history.finished("screen") or history.finished("only")
+    if first is None:
+        return [attempt for attempt in history.attempts[-1:] if attempt.result is not None]
+    confirm = history.finished("confirm")
+    after = confirm is not None and confirm.number > first.number
+    return [first, *([confirm] if confirm is not None and after else [])]
+
+
+def _results(path: Path, history: CellHistory) -> Iterable[Measurement]:
+    for attempt in _counted(history):
+        if attempt.result is None:
+            continue
+        file = path / attempt.result
+        if not file.is_file():
+            raise UsageError("the result of a finished attempt is missing", file=file)
+        if attempt.result_sha256 is not None and canonical.file_digest(file) != attempt.result_sha256:
+            raise UsageError("the result of a finished attempt was changed after it was measured", file=file)
+        yield records.read(Measurement, file)
+
+
+def _with_problems(found: tuple[CellOutcome, ...], problems: dict[str, str]) -> tuple[CellOutcome, ...]:
+    """A finished cell whose result cannot be believed any more is an infrastructure failure, not a pass."""
+    from dataclasses import replace
+
+    return tuple(
+        replace(outcome, state="INFRA_ERROR", reason=problems[outcome.cell]) if outcome.cell in problems else outcome
+        for outcome in found
+    )
+
+
+def _log_tail(rundir: RunDir, history: CellHistory | None) -> str:
+    if history is None or not history.attempts:
+        return ""
+    folder = rundir.attempt(history.cell, history.attempts[-1].number)
+    return tail(folder / "stderr.log", 8 << 10)
+
+
+def _commands(cells: Iterable[PlannedCell], histories: dict[str, CellHistory]) -> dict[str, str]:
+    out = {}
+    for cell in cells:
+        history = histories.get(cell.id)
+        command = next((a.commands[-1] for a in reversed(history.attempts) if a.commands), None) if history else None
+        if command is not None:
+            out[cell.id] = shlex.join(command)
+    return out
+
+
+def _config_files(rundir: RunDir, plan: Plan) -> dict[str, dict[str, Any]]:
+    """The config files of the arms: what this run tuned, and what directory arms hold, by their relative names."""
+    trees = [(cell.id, rundir.configs(cell.id)) for cell in plan.cells if cell.kind == "tune"]
+    trees += [(arm.name, Path(arm.configs)) for arm in plan.arms if arm.configs.startswith("/")]
+    out: dict[str, dict[str, Any]] = {}
+    for name, tree in trees:
+        for file in sorted(tree.rglob("*.json")) if tree.is_dir() else ():
+            if (
+                len(out) >= _MAX_CONFIG_FILES
+                or file.name.endswith(".provenance.json")
+                or "device_name=" not in file.name
+            ):
+                continue
+            try:
+                content = canonical.load_json(file)
+            except UsageError:
+                continue
+            if isinstance(content, dict):
+                out[f"{name}/{file.relative_to(tree)}"] = content
+    return out
+
+
+def _environment(measurements: Iterable[tuple[Measurement, ...]]) -> dict[str, str]:
+    """What the cells' environments agree on; a value that differs between cells is listed with all its spellings."""
+    values: dict[str, list[str]] = {}
+    for results in measurements:
+        for result in results:
+            for name, value in result.environment.items():
+                if value not in values.setdefault(name, []):
+                    values[name].append(value)
+    return {name: " | ".join(found) for name, found in sorted(values.items())}

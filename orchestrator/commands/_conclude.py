@@ -1,0 +1,99 @@
+"""From a run directory to its verdict: bundle, compare, gate, and every rendering of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from moegate import records
+from moegate.errors import InfraError, UsageError
+from moegate.paths import write_atomic
+from moegate.records import GateResult, Plan, RunBundle
+from orchestrator.bundle import read_run
+from orchestrator.compare import compare
+from orchestrator.gate import gate
+
+__all__ = ["OUTPUTS", "bundle_of", "conclude"]
+
+
+def _html(bundle: RunBundle) -> str:
+    from reports import html
+
+    return html.render(bundle)
+
+
+def _junit(bundle: RunBundle) -> str:
+    from reports import junit
+
+    return junit.render(bundle)
+
+
+def _sarif(bundle: RunBundle) -> str:
+    from reports import sarif
+
+    return sarif.render(bundle)
+
+
+def _summary(bundle: RunBundle) -> str:
+    from reports import summary
+
+    return summary.render(bundle)
+
+
+OUTPUTS: Mapping[str, Callable[[RunBundle], str]] = {
+    "report.html": _html,
+    "junit.xml": _junit,
+    "results.sarif": _sarif,
+    "summary.md": _summary,
+}
+"""File in the run directory -> what writes it."""
+
+
+def bundle_of(rundir: Path) -> RunBundle:
+    """Read a run, compare and gate it; nothing is written."""
+    facts = read_run(rundir)
+    comparison = compare(facts.plan, facts.measurements, _moe_layers(facts.plan))
+    verdict = gate(facts.plan, facts.outcomes, comparison)
+    return RunBundle(
+        plan=facts.plan,
+        outcomes=facts.outcomes,
+        measurements=facts.measurements,
+        comparison=comparison,
+        gate=verdict,
+        config_files=facts.config_files,
+        commands=facts.commands,
+        environment=facts.environment,
+        notes=facts.notes,
+        started=facts.started,
+        finished=facts.finished,
+    )
+
+
+def conclude(rundir: Path) -> GateResult:
+    """Judge a run and write comparison.json, gate.json and every report into its directory.
+
+    Raises:
+        InfraError: the directory cannot be written.
+    """
+    bundle = bundle_of(rundir)
+    try:
+        records.write(rundir / "comparison.json", bundle.comparison)
+        records.write(rundir / "gate.json", bundle.gate)
+        for name, render in OUTPUTS.items():
+            write_atomic(rundir / name, render(bundle))
+    except OSError as error:
+        raise InfraError(f"{rundir}: the reports cannot be written: {error.strerror}") from error
+    return bundle.gate
+
+
+def _moe_layers(plan: Plan) -> dict[str, int]:
+    """MoE layers per model, for predictions; a config.json that has gone missing since only costs those."""
+    from moegate.families import load_layout
+
+    out = {}
+    for model in plan.models:
+        try:
+            out[model.name] = len(load_layout(Path(model.config)).moe_layers)
+        except UsageError:
+            continue
+    return out

@@ -1,0 +1,69 @@
+"""`orchestrator journal`: read a run's journal, or check it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["register"]
+
+_RUNDIR = typer.Argument(metavar="RUNDIR", help="a run directory, or a journal file")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command group."""
+    group = typer.Typer(help="Read or check the journal of a run.", no_args_is_help=True, rich_markup_mode=None)
+    group.command("show", epilog="Example: orchestrator journal show runs/cpu-20270101-120000")(show)
+    group.command("verify", epilog="Example: orchestrator journal verify runs/cpu-20270101-120000")(verify)
+    app.add_typer(group, name="journal")
+
+
+def _file(path: Path) -> Path:
+    return path / "journal" if path.is_dir() else path
+
+
+def show(
+    rundir: Annotated[Path, _RUNDIR],
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON document")] = False,
+) -> None:
+    """Print every entry, oldest first."""
+    import json
+
+    from moegate import journal
+    from orchestrator.commands._output import emit_json
+    from orchestrator.scheduler.progress import clean
+
+    entries = journal.read(_file(rundir))
+    if as_json:
+        emit_json([{"seq": e.seq, "time": e.time, "kind": e.kind, "data": e.data} for e in entries])
+        return
+    for entry in entries:
+        print(clean(f"{entry.seq:5} {entry.time} {entry.kind:7} {json.dumps(entry.data, sort_keys=True)}"))
+
+
+def verify(
+    rundir: Annotated[Path, _RUNDIR],
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON document")] = False,
+) -> None:
+    """Check every entry's sum and order, and that each finished attempt's result is what it was. Exit 2 where not."""
+    from moegate import canonical, journal
+    from moegate.errors import RecordError
+    from orchestrator.commands._output import emit_json
+
+    file = _file(rundir)
+    entries = journal.read(file)
+    checked = 0
+    for entry in entries:
+        result = entry.data.get("result") if entry.kind == "done" and entry.data.get("state") == "PASSED" else None
+        if result is None:
+            continue
+        path = file.parent / str(result)
+        if not path.is_file() or canonical.file_digest(path) != entry.data.get("sha256"):
+            raise RecordError(f"entry {entry.seq} promises a result that is missing or changed", file=path)
+        checked += 1
+    if as_json:
+        emit_json({"entries": len(entries), "results": checked, "intact": True})
+    else:
+        print(f"{len(entries)} entries and {checked} results are intact")
