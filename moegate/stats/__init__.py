@@ -39,6 +39,7 @@ from moegate.stats.stages import (
     next_stage,
     screen_decision,
 )
+from moegate.stats.twosample import shift, two_sample_p
 
 __all__ = [
     "CHECKS",
@@ -75,7 +76,9 @@ __all__ = [
     "pairs_to_detect",
     "schedule",
     "screen_decision",
+    "shift",
     "turns",
+    "two_sample_p",
     "void_reason",
     "walsh_averages",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from moegate import canonical
 from moegate.records import CellVerdict, Interaction, PlannedCell
-from moegate.stats.twosample import shift
+from moegate.stats import shift
 
 _AXIS = "moe_runner_backend"
 

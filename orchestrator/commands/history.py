@@ -1,0 +1,124 @@
+"""`orchestrator history list|show|trend|import`: finished runs in one SQLite file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from orchestrator.history import CellRow, RunRow
+
+_DEFAULT = Path("runs/history.sqlite")
+
+File = Annotated[Path, typer.Option("--db", envvar="MOEGATE_HISTORY", help="The history file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Branch = Annotated[str | None, typer.Option(help="Only runs of this branch.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command group to the command line."""
+    group = typer.Typer(no_args_is_help=True, help="Finished runs over time: trends and baselines.")
+    group.command(name="list", epilog="Example: orchestrator history list --branch main")(list_command)
+    group.command(name="show", epilog="Example: orchestrator history show 3f2a")(show_command)
+    group.command(name="trend", epilog="Example: orchestrator history trend serve/tiny/triton")(trend_command)
+    group.command(name="import", epilog="Example: orchestrator history import runs/*/ --branch main")(import_command)
+    app.add_typer(group, name="history")
+
+
+def import_command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNDIR...", help="Run directories.")],
+    *,
+    db: File = _DEFAULT,
+    branch: Annotated[str | None, typer.Option(help="Branch of these runs; default: as recorded.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Revision of these runs; default: as recorded.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import finished runs; what is already there is left alone."""
+    from orchestrator.commands._conclude import bundle_of
+    from orchestrator.history import History
+
+    done: list[dict[str, Any]] = []
+    bundles = [(path, bundle_of(path)) for path in runs]  # all readable, or nothing is imported
+    with History(db) as history:
+        for path, bundle in bundles:
+            new = history.add(bundle, path=str(path.resolve()), branch=branch, revision=revision)
+            done.append({"run": str(path), "imported": new})
+    _print(done, [f"{'imported' if row['imported'] else 'already there':<14} {row['run']}" for row in done], as_json)
+
+
+def list_command(
+    *,
+    db: File = _DEFAULT,
+    branch: Branch = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many runs.")] = 30,
+    as_json: AsJson = False,
+) -> None:
+    """List imported runs, newest first."""
+    from orchestrator.history import open_history, row_json
+
+    with open_history(db) as history:
+        rows = history.runs(branch=branch, limit=limit)
+    _print([row_json(row) for row in rows], [_run_line(row) for row in rows], as_json)
+
+
+def show_command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, or its beginning.")],
+    *,
+    db: File = _DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Show one run with its cells."""
+    from orchestrator.history import open_history, row_json
+
+    with open_history(db) as history:
+        row = history.run(run)
+        cells = history.cells(row)
+    value = {"run": row_json(row), "cells": [{**row_json(cell), "run": row.id} for cell in cells]}
+    _print(value, [_run_line(row), *(f"  {_cell_text(cell)}  {cell.label}" for cell in cells)], as_json)
+
+
+def trend_command(
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="Id or label of a cell.")],
+    *,
+    db: File = _DEFAULT,
+    branch: Branch = None,
+    device_class: Annotated[str | None, typer.Option(help="Such as `cuda:NVIDIA H200`.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a cell over time, oldest first, and where its series starts anew."""
+    from moegate.errors import UsageError
+    from orchestrator.history import open_history, row_json
+
+    with open_history(db) as history:
+        points = history.trend(cell, branch=branch, device_class=device_class)
+    if not points:
+        raise UsageError(f"no run in {db} has a cell {cell!r}", fix="orchestrator history show RUN lists cells")
+    text: list[str] = []
+    for point in points:
+        text += [f"--- {point.changed}"] if point.changed else []
+        text.append(f"{point.run.started:<26} {_cell_text(point)}  {point.run.branch}  {point.device_class}")
+    _print([row_json(point) for point in points], text, as_json)
+
+
+def _run_line(row: RunRow) -> str:
+    return f"{row.id[:12]}  {row.started:<26} exit {row.exit}  {row.branch or '-'}  {row.name}: {row.sentence}"
+
+
+def _cell_text(cell: CellRow) -> str:
+    if cell.gain is None:
+        return f"{cell.verdict or 'no verdict':<13}"
+    interval = f"[{100 * (cell.low or 0.0):+.2f}, {100 * (cell.high or 0.0):+.2f}]"
+    return f"{cell.verdict or 'no verdict':<13} {100 * cell.gain:+.2f} % {interval} {cell.metric}"
+
+
+def _print(value: Any, lines: list[str], as_json: bool) -> None:
+    from orchestrator.commands.gate import plain
+
+    if as_json:
+        typer.echo(json.dumps(value, indent=1))
+        return
+    for line in lines:
+        typer.echo(plain(line))
