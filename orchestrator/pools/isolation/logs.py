@@ -8,6 +8,7 @@ daemon turned its own log files over, which it does for logs far over the limit 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ class Follower:
         self.truncated = False
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
+        self._start = path.stat().st_size  # several launches may append to one file; the limit is the file's
         self._thread = threading.Thread(target=self._work, name=f"moegate-{stream}", daemon=True)
         self._thread.start()
 
@@ -56,7 +58,7 @@ class Follower:
             self._broken = True
 
     def _again(self) -> None:
-        self._path.write_bytes(b"")
+        os.truncate(self._path, self._start)
         self.truncated = False
         self._copy(follow=False)
 
@@ -68,12 +70,12 @@ class Follower:
             end: bytes = client.api.logs(self._container, **options)
         finally:
             client.close()
-        have = self._path.read_bytes()
+        have = self._path.read_bytes()[self._start :]
         if have.endswith(end):
             return
         known = next((n for n in range(min(len(have), len(end)), 0, -1) if have.endswith(end[:n])), 0)
         with self._path.open("ab") as sink:
-            sink.write(end[known:][: max(self._limit - len(have), 0)])
+            sink.write(end[known:][: max(self._limit - self._start - len(have), 0)])
 
     def _wanted(self) -> dict[str, bool]:
         return {"stdout": self._stream == "stdout", "stderr": self._stream == "stderr"}
@@ -82,7 +84,7 @@ class Follower:
         client = daemon.connect(timeout_s=None if follow else 30.0)
         try:
             self._source = client.api.logs(self._container, follow=follow, stream=True, **self._wanted())
-            size = 0
+            size = self._start
             with self._path.open("ab", buffering=0) as sink:
                 for chunk in self._source:
                     room = max(self._limit - size, 0)
