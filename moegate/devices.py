@@ -111,6 +111,7 @@ DEVICES: tuple[Device, ...] = (
     _device("NVIDIA_GeForce_RTX_3090", _SM86, 936, 24, 71),
     _device("NVIDIA_L4", _SM89, 300, 24, 121, 242.5),
     _device("NVIDIA_L20", _SM89, 864, 48, 119.5, 239),
+    _device("NVIDIA_L40", _SM89, 864, 48, 181, 362),
     _device("NVIDIA_L40S", _SM89, 864, 48, 362, 733),
     _device("NVIDIA_GeForce_RTX_4090", _SM89, 1008, 24, 165.2, 330.3),
     _device("NVIDIA_RTX_6000_Ada_Generation", _SM89, 960, 48, 364.2, 728.5),
@@ -164,6 +165,22 @@ DEVICES: tuple[Device, ...] = (
     _device("Intel(R)_Arc(TM)_B570_Graphics", _BMG, 380, 10),
 )
 
+# Names that drivers report, by the tuned files of the engines, of parts whose facts are not in the table.
+NAMES_WITHOUT_FACTS: Mapping[str, str] = {
+    "NVIDIA_L20Y": "sglang 0.5.23, vllm 0.32.0",
+    "AMD_Instinct_MI455X": "sglang 0.5.23",
+    "AMD_Instinct_MI300A": "vllm 0.32.0, platforms/rocm.py",
+    "AMD_Instinct_MI300X_HF": "vllm 0.32.0, platforms/rocm.py",
+    "AMD_Instinct_MI325_OAM": "vllm 0.32.0",
+    "AMD_Instinct_MI350_OAM": "vllm 0.32.0",
+    "AMD_Instinct_MI355_OAM": "vllm 0.32.0",
+    "AMD_Radeon_R9700": "vllm 0.32.0, platforms/rocm.py",
+    "AMD_Radeon_8060S": "vllm 0.32.0, platforms/rocm.py",
+    "AMD_Radeon_890M": "vllm 0.32.0, platforms/rocm.py",
+    "AMD_Radeon_RX7900XTX": "vllm 0.32.0, platforms/rocm.py",
+    "AMD_Radeon_RX9070XT": "vllm 0.32.0, platforms/rocm.py",
+}
+
 # Names that a driver gives to a part it does not know: many different devices share them.
 FALLBACK_NAMES: Mapping[str, str] = {
     "AMD_Radeon_Graphics": "an MI300X, an MI308X or any consumer part, depending on driver and image",
@@ -193,6 +210,17 @@ def _by_name() -> Mapping[str, Device]:
 def find(name: str) -> Device | None:
     """The device that reports `name` (spaces or underscores, canonical or another spelling), or None."""
     return _by_name().get(normalise(name))
+
+
+def is_reported(name: str) -> bool:
+    """Whether some driver is known to report `name`: a device, a spelling of one, or a name without facts."""
+    own = normalise(name)
+    return (
+        own in _by_name()
+        or own in NAMES_WITHOUT_FACTS
+        or own in FALLBACK_NAMES
+        or any(alias.name == own for device in DEVICES for alias in device.aliases)
+    )
 
 
 def get(name: str) -> Device:

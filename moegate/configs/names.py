@@ -38,6 +38,7 @@ _TAIL = (
     r"(?:,dtype=(?P<dtype>[A-Za-z0-9_]+?))?"
     r"(?:,block_shape=\[(?P<bn>[0-9]{1,6}),(?P<space> ?)(?P<bk>[0-9]{1,6})\])?"
     r"(?P<pcq>,per_channel_quant=True)?"
+    r"(?P<backend>,backend=[a-z0-9_]+)?"
     r"(?P<down>_down)?\.json"
 )
 _MOE = re.compile(rf"E={_INT},N={_INT}{_TAIL}")
@@ -85,11 +86,16 @@ class DenseKey:
 
 @dataclass(frozen=True)
 class ParsedName:
-    """A config file's name taken apart. `spelling` is None where both engines write this name."""
+    """A config file's name taken apart.
+
+    `spelling` is None where both engines write this name; `backend` is set for files of another kernel (vLLM writes
+    `,backend=flydsl`).
+    """
 
     key: ConfigKey | DenseKey
     projection: Projection
     spelling: Spelling | None
+    backend: str | None = None
 
 
 def parse_name(name: str) -> ParsedName | None:
@@ -116,7 +122,8 @@ def parse_name(name: str) -> ParsedName | None:
         if down or match["pcq"]:
             return None
         key = DenseKey(first, second, match["device"], match["dtype"], block)
-    return ParsedName(key, "down" if down else "up", spelling)
+    backend = match["backend"].removeprefix(",backend=") if match["backend"] else None
+    return ParsedName(key, "down" if down else "up", spelling, backend)
 
 
 def format_name(key: ConfigKey, projection: Projection = "up", spelling: Spelling = "sglang") -> str:

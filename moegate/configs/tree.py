@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from moegate import devices
-from moegate.configs.defaults import default_config
+from moegate.configs.defaults import default_config, vllm_default_config
 from moegate.configs.names import ConfigKey, ParsedName, Projection, format_name, parse_name
-from moegate.configs.values import Value, load_config, nearest
+from moegate.configs.values import Engine, Value, load_config, nearest
 from moegate.configs.versions import parse_directory, search_order
 from moegate.errors import UsageError
 
@@ -44,9 +44,12 @@ class Resolution:
     alias: str | None = None
     searched: tuple[str, ...] = ()
     configs: Mapping[int, Mapping[str, Value]] = field(default_factory=dict)
+    engine: Engine = "moegate"
 
-    def for_batch(self, batch_size: int) -> dict[str, Value]:
-        """The parameters for `batch_size` rows: the nearest batch size's, or the default config."""
+    def for_batch(self, batch_size: int, topk: int = 1) -> dict[str, Value]:
+        """The parameters for `batch_size` rows: the nearest batch size's, or the engine's default config."""
+        if not self.configs and self.engine == "vllm":
+            return vllm_default_config(self.key, batch_size, topk)
         if not self.configs:
             return default_config(self.key, batch_size)
         return dict(self.configs[nearest(self.configs, batch_size)])
@@ -68,12 +71,16 @@ class Pair:
 
         Args:
             batch_size: rows of hidden states (M).
-            topk: experts per token; SGLang's rules do not look at it.
+            topk: experts per token; only vLLM's default for weight-only int4 looks at it.
             tma: whether the device turns descriptors into block loads; None asks the device table (an unknown
                 device keeps what its file says).
         """
-        up, down = self.up.for_batch(batch_size), self.down.for_batch(batch_size)
+        up, down = self.up.for_batch(batch_size, topk or 1), self.down.for_batch(batch_size, topk or 1)
         down["BLOCK_SIZE_M"] = up["BLOCK_SIZE_M"]
+        block = self.up.key.block_shape
+        if self.up.engine == "vllm" and block and all(block):  # its launcher cuts K tiles to the block of scales
+            for entry in (up, down):
+                entry["BLOCK_SIZE_K"] = min(int(entry["BLOCK_SIZE_K"]), *block)
         if tma is None:
             device = devices.find(self.up.key.device_name)
             tma = device is None or device.platform in TMA_PLATFORMS

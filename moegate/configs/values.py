@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -44,6 +44,11 @@ class Field:
     engines: frozenset[Engine] = frozenset({"moegate", "sglang", "vllm"})
     vendors: frozenset[str] = frozenset({"nvidia", "amd", "intel", "cpu"})
 
+    def seen_by(self, engine: Engine) -> Field:
+        """This field as `engine`'s kernel takes it."""
+        low = _LOWS.get((engine, self.name), self.low)
+        return self if low == self.low else replace(self, low=low)
+
     def problem(self, value: object) -> str | None:
         """What is wrong with `value`, or None."""
         wanted = self.wanted
@@ -72,7 +77,10 @@ class Field:
 
 
 _AMD = frozenset({"amd"})
-_OURS = frozenset[Engine]({"moegate"})
+_NOT_SGLANG = frozenset[Engine]({"moegate", "vllm"})
+
+# vLLM's FP8 kernel swaps its operands for few rows, so that M may be as narrow as N may.
+_LOWS: Mapping[tuple[Engine, str], int] = {("vllm", "BLOCK_SIZE_M"): 8}
 
 FIELDS: tuple[Field, ...] = (
     # A matrix unit multiplies tiles of at least 16 in each dimension.
@@ -88,7 +96,9 @@ FIELDS: tuple[Field, ...] = (
     Field("matrix_instr_nonkdim", "int", choices=(0, 4, 16, 32), vendors=_AMD),
     Field("kpack", "int", choices=(1, 2), vendors=_AMD),
     Field("SPLIT_K", "int", 1, 64, power_of_two=True, engines=frozenset({"vllm"})),
-    Field("grf_mode", "text", choices=("default", "128", "256", "auto"), engines=_OURS, vendors=frozenset({"intel"})),
+    Field(
+        "grf_mode", "text", choices=("default", "128", "256", "auto"), engines=_NOT_SGLANG, vendors=frozenset({"intel"})
+    ),
 )
 
 # Dense block-FP8 kernels take two more (SM90), and no USE_TMA.
@@ -123,7 +133,7 @@ def problems(
     if not isinstance(data, dict):
         yield ValueProblem("bad-value", (), f"is {_say(data)}; must be an object of batch sizes", 'write {"1": {...}}')
         return
-    known = {field.name: field for field in fields}
+    known = {field.name: field.seen_by(engine) for field in fields}
     sizes: list[int] = []
     for key, entry in data.items():
         if key == "triton_version" and engine == "vllm":

@@ -1,0 +1,186 @@
+"""The dispatch lock: what every op x platform x request comes to, in a file that a change has to touch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moegate import canonical
+from moegate.dispatch.model import Capabilities, DispatchRefused, Problem, Row
+from moegate.dispatch.platforms import NAMES
+from moegate.dispatch.rows import ROWS
+from moegate.dispatch.select import AUTO, select
+from moegate.errors import UsageError
+from moegate.paths import write_atomic
+
+SCHEMA = 1
+
+# What each op is asked about. Two problems where the storage of the weights decides, else one.
+PROBLEMS: Mapping[str, Mapping[str, Problem]] = {
+    "fused_experts": {
+        "bfloat16": Problem(experts=64, topk=6),
+        "fp8 [128,128]": Problem(quant="fp8_w8a8", block_shape=(128, 128), experts=256, topk=8),
+        "fp8 [128,128] over deepep": Problem(
+            quant="fp8_w8a8", block_shape=(128, 128), a2a="deepep", experts=256, topk=8
+        ),
+        "mxfp4": Problem(quant="mxfp4_w4a16", block_shape=(1, 32), activation="swiglu", experts=32, topk=4),
+    },
+    "block_fp8_linear": {
+        "[128,128]": Problem(quant="fp8_w8a8", block_shape=(128, 128)),
+        "[1,32]": Problem(quant="fp8_w8a8", block_shape=(1, 32), ue8m0=True),
+    },
+    "fp8_linear": {"per tensor": Problem(quant="fp8_w8a8"), "per channel": Problem(quant="fp8_w8a8", per_channel=True)},
+    "topk": {"64 experts": Problem(experts=64, topk=6, groups=2), "160 experts": Problem(experts=160, topk=6)},
+}
+_ANY: Mapping[str, Problem] = {"bfloat16": Problem()}
+
+_PACKAGES = frozenset({"deep_gemm", "flashinfer", "aiter", "sgl_kernel", "torch_npu", "cutlass"})
+_SETTINGS = (("SGLANG_USE_AITER", "1"),)
+
+
+@dataclass(frozen=True)
+class LockChange:
+    """One entry that differs: where, and both answers with their chains."""
+
+    op: str
+    platform: str
+    problem: str
+    installed: str
+    request: str
+    before: Any
+    after: Any
+
+    @property
+    def words(self) -> str:
+        """The change in one line."""
+        where = f"{self.op} on {self.platform}, {self.problem}, {self.installed}, {self.request}"
+        return f"{where}: {_resolved(self.before)} -> {_resolved(self.after)}"
+
+
+def table(rows: tuple[Row, ...] = ROWS) -> dict[str, Any]:
+    """The lock's content for `rows`: op -> platform -> problem -> installed -> request -> answer.
+
+    `bare` has torch and Triton only; `full` has every foreign package too and is left out where it answers the same.
+    An answer is the backend and, for `auto`, the chain that led to it; a refusal says why.
+    """
+    ops: dict[str, Any] = {}
+    for op in dict.fromkeys(row.op for row in rows):
+        ops[op] = {platform: _platform(op, platform, rows) for platform in NAMES}
+    return {"schema": SCHEMA, "ops": ops}
+
+
+def _platform(op: str, platform: str, rows: tuple[Row, ...]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for words, problem in PROBLEMS.get(op, _ANY).items():
+        bare = Capabilities(platform, "2.13.0", "3.8.0", interpreter=platform == "cpu")
+        full = Capabilities(platform, "2.13.0", "3.8.0", platform == "cpu", _PACKAGES, _SETTINGS)
+        answers = {"bare": _answers(op, problem, bare, rows)}
+        everything = _answers(op, problem, full, rows)
+        if everything != answers["bare"]:
+            answers["full"] = everything
+        out[words] = answers
+    return out
+
+
+def _answers(op: str, problem: Problem, caps: Capabilities, rows: tuple[Row, ...]) -> dict[str, Any]:
+    requests = [AUTO, *(row.backend for row in rows if row.op == op)]
+    return {request: _answer(op, problem, caps, request, rows) for request in requests}
+
+
+def _answer(op: str, problem: Problem, caps: Capabilities, request: str, rows: tuple[Row, ...]) -> Any:
+    try:
+        found = select(op, problem, caps, request, rows=rows)
+    except DispatchRefused as refused:
+        return f"refused: {refused.chain[-1].why if refused.chain else refused.message}"
+    if request != AUTO:
+        return found.resolved
+    return [f"{step.backend}: {'chosen' if step.chosen else step.why}" for step in found.chain]
+
+
+def dumps(content: Mapping[str, Any]) -> str:
+    """The lock file's text: one line per platform and problem, so that a diff reads well."""
+    lines = ["{", f' "schema": {content["schema"]},', ' "ops": {']
+    ops = list(content["ops"].items())
+    for i, (op, platforms) in enumerate(ops):
+        lines.append(f"  {json.dumps(op)}: {{")
+        names = list(platforms.items())
+        for j, (platform, problems) in enumerate(names):
+            lines.append(f"   {json.dumps(platform)}: {{")
+            items = list(problems.items())
+            for k, (problem, answers) in enumerate(items):
+                lines.append(f"    {json.dumps(problem)}: {json.dumps(answers)}" + ("," if k + 1 < len(items) else ""))
+            lines.append("   }" + ("," if j + 1 < len(names) else ""))
+        lines.append("  }" + ("," if i + 1 < len(ops) else ""))
+    return "\n".join([*lines, " }", "}", ""])
+
+
+def write(path: Path, rows: tuple[Row, ...] = ROWS) -> None:
+    """Write the lock for the table as it is."""
+    write_atomic(path, dumps(table(rows)))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a lock file.
+
+    Raises:
+        UsageError: missing, damaged, or of another schema.
+    """
+    return parse(canonical.load_json(path), str(path))
+
+
+def parse(content: Any, file: str) -> dict[str, Any]:
+    """Check that parsed JSON is a lock of this schema."""
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA or not isinstance(content.get("ops"), dict):
+        raise UsageError("is no dispatch lock of this version", file=file, fix="run `orchestrator dispatch lock`")
+    return content
+
+
+def diff(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[LockChange, ...]:
+    """Entries that differ between two locks, in table order."""
+    old, new = dict(_flat(before)), dict(_flat(after))
+    return tuple(
+        LockChange(*place, old.get(place), new.get(place))
+        for place in dict.fromkeys([*new, *old])
+        if old.get(place) != new.get(place)
+    )
+
+
+_Place = tuple[str, str, str, str, str]
+
+
+def _flat(content: Mapping[str, Any]) -> Iterator[tuple[_Place, Any]]:
+    for op, platforms in content["ops"].items():
+        for platform, problems in _items(platforms):
+            for problem, kinds in _items(problems):
+                for installed, answers in _items(kinds):
+                    for request, answer in _items(answers):
+                        yield (op, platform, problem, installed, request), answer
+
+
+def _items(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from value.items()
+
+
+def _resolved(answer: Any) -> str:
+    if answer is None:
+        return "nothing"
+    if isinstance(answer, list):
+        return str(answer[-1]).split(":")[0] if answer else "nothing"
+    return str(answer)
+
+
+def line_of(text: str, change: LockChange) -> int:
+    """The line of a lock file's text that holds a change's entry, 1 where it has none."""
+    op = platform = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith('  "'):
+            op = line.strip().rstrip(": {").strip('"')
+        elif line.startswith('   "'):
+            platform = line.strip().rstrip(": {").strip('"')
+        elif (op, platform) == (change.op, change.platform) and line.startswith(f"    {json.dumps(change.problem)}:"):
+            return number
+    return 1

@@ -1,0 +1,117 @@
+"""Config folders inside a tree: ours, SGLang's or vLLM's as it is, or a plain folder of files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from moegate.configs import parse_directory, parse_name
+from moegate.errors import UsageError
+
+_SKIP = frozenset({".git", ".venv", "node_modules", "__pycache__", "build", "dist"})
+_MAX_DEPTH = 10
+_MARKS = ("E=", "N=")
+
+
+@dataclass(frozen=True)
+class ConfigFolder:
+    """One folder that a lookup may be pointed at. `flat`: files lie in it directly, without Triton directories."""
+
+    path: Path
+    flat: bool
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file or directory of a config folder. `directory` is empty for files of a flat folder."""
+
+    kind: Literal["file", "bad-directory"]
+    path: Path
+    directory: str
+    name: str
+
+
+def find_folders(root: Path) -> tuple[ConfigFolder, ...]:
+    """The config folders at or below `root`: itself, its `configs/`, or wherever a repository keeps them.
+
+    Raises:
+        UsageError: `root` is no folder.
+    """
+    if not root.is_dir():
+        raise UsageError("is no folder", file=root, fix="name a folder of config files or a repository that holds some")
+    for folder in (root / "configs", root):
+        if folder.is_dir() and (kind := _kind(folder)) is not None:
+            return (ConfigFolder(folder, kind == "flat"),)
+    return tuple(_search(root, 0)) or (ConfigFolder(root, True),)
+
+
+def entries(folder: ConfigFolder) -> Iterator[Entry]:
+    """What the rules look at in `folder`, sorted: config files, and directories whose names look like mistakes."""
+    if folder.flat:
+        for item in _scan(folder.path):
+            if _is_config(item) and (item.name.startswith(_MARKS) or "device_name=" in item.name):
+                yield Entry("file", Path(item.path), "", item.name)
+        return
+    for item in _scan(folder.path):
+        if not item.is_dir():
+            continue
+        if parse_directory(item.name) is None and not _holds_configs(Path(item.path)):
+            continue
+        if not _plain_version(item.name):
+            yield Entry("bad-directory", Path(item.path), item.name, item.name)
+        for file in _scan(Path(item.path)):
+            if _is_config(file):
+                yield Entry("file", Path(file.path), item.name, file.name)
+
+
+def _plain_version(name: str) -> bool:
+    version = parse_directory(name)
+    return version is not None and not version.suffix
+
+
+def _holds_configs(folder: Path) -> bool:
+    """Whether a directory is one of a tree's, whatever it is called: JSON under `triton...`, or config names."""
+    names = [item.name for item in _scan(folder) if _is_config(item)]
+    return (
+        bool(names) if folder.name.lower().startswith("triton") else any(parse_name(name) is not None for name in names)
+    )
+
+
+def _kind(folder: Path, *, sure: bool = False) -> Literal["tree", "flat"] | None:
+    """What a folder is; `sure` wants a file that is a config's by its name, as a search through a repository must."""
+    items = _scan(folder)
+    for item in items:
+        if item.is_dir() and item.name.startswith("triton") and _holds_configs(Path(item.path)):
+            names = [file.name for file in _scan(Path(item.path))]
+            if not sure or any(parse_name(name) is not None for name in names):
+                return "tree"
+    if any(item.name.startswith(_MARKS) and _is_config(item) for item in items):
+        return "flat"
+    return None
+
+
+def _search(folder: Path, depth: int) -> Iterator[ConfigFolder]:
+    if depth > _MAX_DEPTH:
+        return
+    kind = _kind(folder, sure=True)
+    if kind is not None:
+        yield ConfigFolder(folder, kind == "flat")
+        return
+    for item in _scan(folder):
+        if item.is_dir(follow_symlinks=False) and item.name not in _SKIP:
+            yield from _search(Path(item.path), depth + 1)
+
+
+def _scan(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return sorted(found, key=lambda item: item.name)
+    except OSError as error:
+        raise UsageError(error.strerror or str(error), file=folder) from None
+
+
+def _is_config(item: os.DirEntry[str]) -> bool:
+    return item.name.endswith(".json") and not item.name.endswith(".provenance.json") and item.is_file()

@@ -1,0 +1,143 @@
+"""`orchestrator check`: config and dispatch regressions, without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from moegate.records.findings import CheckResult
+    from orchestrator.check.run import Options
+
+__all__ = ["register"]
+
+_EXAMPLE = """\b
+Examples:
+  orchestrator check
+  orchestrator check --configs kernels/configs --base git:origin/main --sarif check.sarif
+  orchestrator check --configs python/sglang --engine sglang --triton 3.9.0
+  orchestrator check --models examples/models/deepseek-ocr-2 --devices NVIDIA_H200 --tp 1,2
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("check", epilog=_EXAMPLE)(check)
+
+
+def check(
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE]...", help="Changed files, as pre-commit passes them.")
+    ] = None,
+    configs: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="Config folders or repositories; default: what we ship.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="Whose lookup rules apply: moegate, sglang or vllm.")] = "moegate",
+    models: Annotated[
+        list[str] | None, typer.Option(metavar="PATH", help="Models to cover: config.json, its folder, or several.")
+    ] = None,
+    devices: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Devices to cover; default: those with a file.")
+    ] = None,
+    tp: Annotated[str, typer.Option(help="Tensor-parallel sizes to cover, such as 1,2,4.")] = "1",
+    ep: Annotated[str, typer.Option(help="Expert-parallel sizes to cover.")] = "1",
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="Dtypes to cover (bfloat16, float32, fp8_w8a8); default: each model's own.")
+    ] = None,
+    backend: Annotated[str, typer.Option(help="The MoE backend that will be asked for.")] = "auto",
+    base: Annotated[
+        str | None, typer.Option(metavar="DIR|git:REF", help="Compare with a directory or a git revision.")
+    ] = None,
+    triton: Annotated[
+        str | None, typer.Option(metavar="X.Y.Z", help="Simulate this Triton: which keys stop being exact.")
+    ] = None,
+    targets: Annotated[
+        str | None, typer.Option(metavar="ARCH,...", help="Compile every config for its device (needs triton).")
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option(metavar="TREE", help="An engine's source: are its dispatch requests shadowed?")
+    ] = None,
+    sarif: Annotated[Path | None, typer.Option(metavar="FILE", help="Write findings as SARIF.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a Measurement (for a check cell).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    github: Annotated[bool, typer.Option("--github", help="Print GitHub annotations too.")] = False,
+    limit: Annotated[int, typer.Option(min=0, help="Findings shown per rule; 0 shows all.")] = 0,
+) -> None:
+    """Check config files, model configs and dispatch; exit 1 on any error."""
+    from orchestrator.check.run import Options, run_check
+
+    options = Options(
+        configs=tuple(configs or ()),
+        engine=engine,  # type: ignore[arg-type]
+        models=tuple(Path(text) for text in _listed(models)),
+        devices=tuple(_listed(devices)),
+        tps=_sizes(tp, "--tp"),
+        eps=_sizes(ep, "--ep"),
+        dtypes=tuple(_listed(dtype)) or (None,),
+        backend=backend,
+        base=base,
+        triton=triton,
+        targets=tuple(_listed([targets] if targets else None)),
+        source=source,
+    )
+    result = run_check(_for_files(options, files or []))
+    _write(result, sarif, out)
+    _print(result, as_json=as_json, github=github, limit=limit)
+    raise typer.Exit(1 if result.failed else 0)
+
+
+def _for_files(options: Options, files: list[Path]) -> Options:
+    """Check the folders that hold the given files, where no folder was named."""
+    from dataclasses import replace
+
+    if not files or options.configs:
+        return options
+    folders = {path.parent.parent if path.parent.name.startswith("triton") else path.parent for path in files}
+    return replace(options, configs=tuple(sorted(folders)))
+
+
+def _write(result: CheckResult, sarif: Path | None, out: Path | None) -> None:
+    if sarif is not None:
+        from moegate.paths import write_atomic
+        from reports.sarif import from_findings
+
+        write_atomic(sarif, from_findings(result.findings, result.rules, base=Path.cwd()))
+    if out is not None:
+        from moegate.records import write
+        from orchestrator.check.output import as_measurement
+
+        write(out, as_measurement(result))
+
+
+def _print(result: CheckResult, *, as_json: bool, github: bool, limit: int) -> None:
+    import os
+    import sys
+
+    from orchestrator.check import output
+
+    if as_json:
+        from orchestrator.commands._output import emit_json
+
+        emit_json(output.as_json(result))
+        if github:
+            sys.stderr.write(output.as_annotations(result))
+        return
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    sys.stdout.write(output.as_text(result, colour=colour, limit=limit))
+    if github:
+        sys.stdout.write(output.as_annotations(result))
+
+
+def _listed(values: list[str] | None) -> list[str]:
+    return [part.strip() for value in values or [] for part in value.split(",") if part.strip()]
+
+
+def _sizes(text: str, option: str) -> tuple[int, ...]:
+    from moegate.errors import UsageError
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 0 < int(part) <= 4096 for part in parts):
+        raise UsageError(f"is {text!r:.60}", field=option, fix="positive integers, such as 1,2,4")
+    return tuple(dict.fromkeys(int(part) for part in parts))
