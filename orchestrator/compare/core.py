@@ -18,7 +18,7 @@ from moegate.stats import CellPairs as StagePairs
 from moegate.stats import Decision, Rules, clopper_pearson, decide, minimum_detectable_effect, more_pairs, pair_sd
 from orchestrator.compare import prediction
 from orchestrator.compare.accuracy import judge_accuracy
-from orchestrator.compare.effects import MetricPairs, effects_of, metric_pairs
+from orchestrator.compare.effects import MetricPairs, effects_of, measured, metric_pairs
 from orchestrator.compare.interactions import interactions_of
 from orchestrator.compare.pairs import CellPairs, Pair, pair_up
 
@@ -101,7 +101,9 @@ def _collect(plan: Plan, cell: PlannedCell, results: Sequence[Measurement], rule
         work.problem = next((r.failure for r in results if r.failure), None) or "its measurement failed"
     if work.problem is not None or cell.kind == "accuracy":
         return work
-    primary = metric_pairs(found.pairs, plan.gate.metric.get(cell.kind))
+    metric = plan.gate.metric.get(cell.kind)
+    found = work.found = _with_metric(found, metric)
+    primary = metric_pairs(found.pairs, metric)
     if isinstance(primary, str):
         why = f" ({'; '.join(found.void_reasons)})" if found.void_reasons and not found.pairs else ""
         work.problem = primary + why
@@ -114,6 +116,16 @@ def _collect(plan: Plan, cell: PlannedCell, results: Sequence[Measurement], rule
         void = f", {found.void_launches} launches void" if found.void_launches else ""
         work.problem = f"{len(work.screen)} of {rules.screen} screening pairs{void}"
     return work
+
+
+def _with_metric(found: CellPairs, metric: str | None) -> CellPairs:
+    """Without the pairs that lack the primary metric, as the scheduler ran them again; unless they all do."""
+    kept = tuple(pair for pair in found.pairs if measured(pair, metric))
+    lost = len(found.pairs) - len(kept)
+    if not kept or not lost:
+        return found
+    reasons = tuple(dict.fromkeys((*found.void_reasons, f"no positive value of {metric or 'the primary metric'}")))
+    return replace(found, pairs=kept, void_launches=found.void_launches + 2 * lost, void_reasons=reasons)
 
 
 def _decide_families(works: Sequence[_Work], rules: Rules) -> None:
@@ -170,7 +182,7 @@ def _verdict(work: _Work, rules: Rules) -> CellVerdict:
     if work.problem is not None:
         return base
     if cell.kind == "accuracy":
-        return _accuracy(base, work.found.pairs)
+        return _accuracy(base, work.found)
     assert work.decision is not None
     decision, pairs = work.decision, work.screen + work.confirm
     tail = _ungated_tail(work)
@@ -187,10 +199,10 @@ def _verdict(work: _Work, rules: Rules) -> CellVerdict:
     )
 
 
-def _accuracy(base: CellVerdict, pairs: Sequence[Pair]) -> CellVerdict:
-    if not pairs:
-        return replace(base, reason="both arms are needed")
-    answer = judge_accuracy(pairs[-1])
+def _accuracy(base: CellVerdict, found: CellPairs) -> CellVerdict:
+    if not found.pairs:
+        return replace(base, reason=f"both arms are needed: {'; '.join(found.void_reasons)}")
+    answer = judge_accuracy(found.pairs[-1])
     return replace(
         base, verdict=answer.verdict, reason=answer.reason, effect=answer.effect, p=answer.p, more_pairs=None
     )

@@ -37,6 +37,12 @@ class MetricPairs:
         return tuple(self.sign * value for value in self.log_ratios)
 
 
+def measured(pair: Pair, metric: str | None) -> bool:
+    """Whether both launches of a pair have a positive value of a metric."""
+    both = (samples_of(pair.baseline, metric), samples_of(pair.candidate, metric))
+    return all(samples is not None and value_of(samples) is not None for samples in both)
+
+
 def metric_pairs(pairs: Sequence[Pair], metric: str | None) -> MetricPairs | str:
     """One metric over all pairs, or why it cannot be had. `metric` None is the launches' own primary metric."""
     logs, old, new = [], [], []

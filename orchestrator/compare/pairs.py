@@ -15,6 +15,8 @@ from moegate.stats import void_reason
 Stage = Literal["screen", "confirm"]
 STAGES: tuple[Stage, ...] = ("screen", "confirm")
 
+_INPUT = "input_sha256"
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -61,7 +63,7 @@ def pair_up(cell: PlannedCell, arms: tuple[str, str], measurements: Sequence[Mea
             groups[stage, launch.pair].append(launch)
     pairs = []
     for key in sorted(groups, key=lambda k: (STAGES.index(k[0]), k[1])):
-        found = _form(key, groups[key], arms)
+        found = _form(key, groups[key], arms, timed=cell.kind != "accuracy")
         if isinstance(found, Pair):
             pairs.append(found)
             void.extend(["an earlier try of its pair"] * (len(groups[key]) - 2))
@@ -92,8 +94,8 @@ def _problem(cell: PlannedCell, launches: Sequence[Launch]) -> str | None:
     return None
 
 
-def _form(key: tuple[Stage, int], launches: list[Launch], arms: tuple[str, str]) -> Pair | str:
-    """The pair of these launches, or why there is none."""
+def _form(key: tuple[Stage, int], launches: list[Launch], arms: tuple[str, str], *, timed: bool) -> Pair | str:
+    """The pair of these launches, or why there is none. Heat and clocks spoil a timing, not an answer."""
     stage, number = key
     ordered = sorted(launches, key=lambda launch: -1 if launch.order is None else launch.order)
     if arms[0] == arms[1]:
@@ -109,7 +111,8 @@ def _form(key: tuple[Stage, int], launches: list[Launch], arms: tuple[str, str])
         baseline, candidate = found[0][-1], found[1][-1]
     if baseline.order is not None and candidate.order is not None and abs(baseline.order - candidate.order) != 1:
         return "its partner did not run next to it"
-    reason = void_reason(baseline.detail, candidate.detail)
+    old, new = (x.detail if timed else {_INPUT: x.detail.get(_INPUT)} for x in (baseline, candidate))
+    reason = void_reason(old, new)
     return reason if reason is not None else Pair(stage, number, baseline, candidate)
 
 

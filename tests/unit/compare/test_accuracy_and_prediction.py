@@ -44,6 +44,22 @@ def test_different_samples_are_refused(lab: SimpleNamespace) -> None:
     assert "different samples" in verdict.reason
 
 
+def test_the_same_ids_with_other_prompts_are_refused(lab: SimpleNamespace) -> None:
+    cell = lab.cell("acc", kind="accuracy")
+    launches = [
+        replace(
+            lab.launch(arm, 0, order, "screen", {"accuracy": 0.5}),
+            stage=None,
+            detail={"scores": scores(700, 1000), "input_sha256": inputs, "temperature_c": 40 * order},
+        )
+        for order, (arm, inputs) in enumerate((("untuned", "x"), ("tuned", "y")))
+    ]
+    verdict = compare(lab.plan([cell]), {"acc": [lab.measurement(launches)]}).cells[0]
+    assert (verdict.verdict, "different inputs" in verdict.reason) == (None, True)
+    same = [replace(x, detail=x.detail | {"input_sha256": "x"}) for x in launches]
+    assert compare(lab.plan([cell]), {"acc": [lab.measurement(same)]}).cells[0].verdict == "equivalent"
+
+
 @pytest.mark.parametrize("bad", [{}, {"s0": "yes"}, {"s0": 3}])
 def test_unreadable_scores_are_refused(lab: SimpleNamespace, bad: dict[str, object]) -> None:
     assert accuracy(lab, bad, bad).verdict is None

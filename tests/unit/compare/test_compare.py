@@ -187,7 +187,9 @@ def test_a_stranger_arm_and_nonsense_values_are_refused(lab: SimpleNamespace) ->
     measured = lab.stage(lab.wobble(0.0, 5))
     zero = replace(measured.launches[3], samples=(replace(measured.launches[3].samples[0], values=(0.0,)),))
     launches = (*measured.launches[:3], zero, *measured.launches[4:])
-    assert "positive value" in one(lab, [replace(measured, launches=launches)]).reason
+    assert one(lab, [replace(measured, launches=launches)]).reason == "4 of 5 screening pairs, 2 launches void"
+    none = tuple(replace(x, samples=(replace(x.samples[0], values=()),)) for x in measured.launches)
+    assert "no positive value" in one(lab, [replace(measured, launches=none)]).reason
     loose = replace(measured.launches[0], pair=None)
     assert "without arm" in one(lab, [replace(measured, launches=(loose, *measured.launches[1:]))]).reason
     flipped = replace(measured.launches[0], samples=(replace(measured.launches[0].samples[0], better="lower"),))
