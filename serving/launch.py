@@ -132,7 +132,8 @@ def _server_ended(child: spawn.Child, log: Path) -> UsageError | InfraError:
     code = child.poll()
     tail = _tail(log)
     if code == Exit.USAGE:
-        return UsageError(tail.strip().splitlines()[-1] if tail.strip() else "the server refused its settings")
+        last = tail.strip().splitlines()[-1:] or ["the server refused its settings"]
+        return UsageError(last[0].removeprefix("serving.server: "))
     return InfraError(f"the server ended with {code}; its log ends:\n{tail}")
 
 

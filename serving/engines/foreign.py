@@ -107,8 +107,8 @@ def model_dir(spec: Spec, work: Path) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     config = canonical.load_json(spec.model_folder / "config.json")
     shutil.copy(spec.model_folder / "config.json", target / "config.json")
-    text: dict[str, Any] = next((config[name] for name in ("text_config", "language_config") if isinstance(config.get(name), dict)), {})
-    vocab = int(text.get("vocab_size") or config.get("vocab_size") or 0)
+    sections = [config.get(name) for name in ("text_config", "language_config")] + [config]
+    vocab = next(int(part["vocab_size"]) for part in sections if isinstance(part, dict) and part.get("vocab_size"))
     (target / "tokenizer.json").write_text(json.dumps(_tokenizer(vocab)), encoding="utf-8")
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "t0", "eos_token": "t1", "pad_token": "t0"}
     (target / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")

@@ -24,7 +24,7 @@ class MoegateEngine:
     def command(self, spec: Spec, work: Path, port: int) -> Command:
         """One process for HTTP, which starts one for the device."""
         if spec.tp > 1 or spec.ep > 1:
-            raise UsageError(f"tp {spec.tp}, ep {spec.ep}: this engine runs on one device", field="tp", fix="leave it 1")
+            raise UsageError(f"tp {spec.tp}, ep {spec.ep}: it runs on one device", field="tp", fix="leave it 1")
         argv = [sys.executable, "-P", "-m", "serving.server", f"--model={spec.model}", f"--weights={spec.weights}",
                 f"--dtype={spec.dtype}", f"--backend={spec.backend}", f"--graph={spec.graph}", f"--seed={spec.seed}",
                 f"--slots={spec.slots}", f"--length={spec.length}", f"--port={spec.port}",

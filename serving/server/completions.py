@@ -94,7 +94,7 @@ def parse(raw: bytes, limits: Limits) -> Completion:
     prompt = _prompt(body.get("prompt"), limits)
     max_tokens = _integer(body, "max_tokens", 16, 1, limits.length)
     if len(prompt) + max_tokens > limits.length:
-        raise BadRequest(f"{len(prompt)} + {max_tokens} tokens exceed this server's {limits.length} positions", "prompt")
+        raise BadRequest(f"{len(prompt)} + {max_tokens} tokens exceed the {limits.length} positions here", "prompt")
     options = body.get("stream_options") or {}
     if not isinstance(options, dict):
         raise BadRequest("stream_options must be an object", "stream_options")

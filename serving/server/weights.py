@@ -171,7 +171,11 @@ def _layer(spec: DecoderSpec, source: Source, index: int) -> LayerWeights:
         k_norm=source.get(attn + "k_norm.weight", (dim,)) if qk_norm else None,
         out=source.get(attn + "o_proj.weight", (hidden, widths["q"])),
         out_bias=source.get(attn + "o_proj.bias", (hidden,)) if bias else None,
-        mlp=_moe(spec, source, at) if index in spec.moe_layers else _mlp(source, f"{at}mlp.", hidden, spec.intermediate),
+        mlp=(
+            _moe(spec, source, at)
+            if index in spec.moe_layers
+            else _mlp(source, f"{at}mlp.", hidden, spec.intermediate)
+        ),
     )
 
 
