@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
+import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -244,6 +246,8 @@ def facts_of(measurements: tuple[Measurement, ...], environment: Mapping[str, st
     """Everything that may move a number without anybody having changed the code under test."""
     facts = {f"host.{name}": value for name, value in environment.items() if name in HOST_FACTS}
     for measurement in measurements:
+        host = measurement.detail.get("host")
+        facts.update({f"host.{name}": str(value) for name, value in (host if isinstance(host, dict) else {}).items()})
         facts.update({k: v for k, v in measurement.environment.items() if k not in _OWN_VERSIONS})
         for launch in measurement.launches[:1]:
             device = launch.device
@@ -307,6 +311,46 @@ def row_json(row: RunRow | CellRow) -> dict[str, Any]:
     """A row as plain JSON values."""
     value: dict[str, Any] = to_json(row)
     return value
+
+
+def remember(bundle: RunBundle, rundir: Path) -> RunBundle:
+    """Import a run that has just ended and return it with its cells' earlier points, for its report.
+
+    The file is $MOEGATE_HISTORY, or history.sqlite beside the run directory where that lies in a `runs` folder; else
+    nothing is kept. A history that cannot be written costs a note, never the run.
+    """
+    named = os.environ.get("MOEGATE_HISTORY")
+    if named is None and rundir.parent.name != "runs":
+        return bundle
+    path = Path(named) if named else rundir.parent / "history.sqlite"
+    try:
+        with History(path) as history:
+            # A report written again later, on another branch, does not move its run there.
+            known = next((row for row in history.runs(limit=-1) if row.id == run_id(bundle)), None)
+            branch, revision = _where(rundir.parent) if known is None else (known.branch, known.revision)
+            history.add(bundle, path=str(rundir), branch=branch, revision=revision)
+            return replace(bundle, history=history.earlier(bundle))
+    except (sqlite3.Error, OSError, RecordError) as error:
+        return replace(bundle, notes=(*bundle.notes, f"not in the history: {error}"))
+
+
+def _where(folder: Path) -> tuple[str, str]:
+    """Branch and revision: of the pull request or push in GitHub Actions, else of the checkout; empty for neither."""
+    env = os.environ
+    branch = (
+        env.get("GITHUB_HEAD_REF") or env.get("GITHUB_REF_NAME") or _git(folder, "rev-parse", "--abbrev-ref", "HEAD")
+    )
+    return branch, env.get("GITHUB_SHA") or _git(folder, "rev-parse", "HEAD")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def open_history(path: Path) -> History:

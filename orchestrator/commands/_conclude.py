@@ -12,6 +12,7 @@ from moegate.records import GateResult, Plan, RunBundle
 from orchestrator.bundle import read_run
 from orchestrator.compare import compare
 from orchestrator.gate import gate
+from orchestrator.history import remember
 
 __all__ = ["OUTPUTS", "bundle_of", "conclude"]
 
@@ -75,7 +76,7 @@ def conclude(rundir: Path) -> GateResult:
     Raises:
         InfraError: the directory cannot be written.
     """
-    bundle = bundle_of(rundir)
+    bundle = remember(bundle_of(rundir), rundir)
     try:
         records.write(rundir / "comparison.json", bundle.comparison)
         records.write(rundir / "gate.json", bundle.gate)

@@ -149,6 +149,11 @@ def _environment(side: _Side) -> Any:
     return {name: value for name, value in sorted(merged.items()) if name not in _OWN_VERSIONS}
 
 
+def _hosts(side: _Side) -> Any:
+    found = [measurement.detail.get("host") for measurement in side.measurements]
+    return found[0] if found and all(host == found[0] for host in found) else found
+
+
 def _baseline_content(side: _Side) -> Any:
     proofs = [launch.proof for launch in side.baseline() if launch.proof is not None]
     facts = {(p.engine, p.resolved_backend, p.configs_digest, p.kernel_hash) for p in proofs}
@@ -179,6 +184,7 @@ CONDITIONS: Mapping[str, Reading] = {
     "the devices": _devices,
     "the device facts": _device_facts,
     "the environments": _environment,
+    "the hosts": _hosts,
     "the models": _model,
     "the loads": _load,
     "the baselines": _baseline_content,

@@ -30,6 +30,7 @@ from orchestrator.pools.isolation import Isolation, LaunchResult, LaunchSpec
 from orchestrator.pools.slots import Slot
 from orchestrator.scheduler import classify
 from orchestrator.scheduler.classify import Ending
+from orchestrator.scheduler.keys import host_fingerprint
 from orchestrator.scheduler.ratios import log_ratio
 
 __all__ = ["AttemptDone", "AttemptJob", "Stage", "run_attempt"]
@@ -382,6 +383,7 @@ def merge(job: AttemptJob, measurements: list[Measurement]) -> Measurement:
         "stage": job.stage,
         "attempt": job.number,
         "isolation": job.isolation.name,
+        "host": host_fingerprint(),  # where history and `orchestrator compare` see that a machine has changed
     }
     return replace(
         first,

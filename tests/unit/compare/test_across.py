@@ -101,6 +101,7 @@ SPOILERS: dict[str, tuple[str, Callable[[SimpleNamespace], None]]] = {
         "the environments",
         edit(lambda m: replace(m, environment=m.environment | {"TRITON_X": "1"})),
     ),
+    "another clock policy": ("the hosts", edit(lambda m: replace(m, detail={"host": {"governor": "powersave"}}))),
     "another model": ("the models", edit_plan(lambda p: replace(p, models=(replace(MODEL, digest="n"),)))),
     "another load": ("the loads", edit_launches(detail={"sequence_sha256": "t"})),
     "another baseline": ("the baselines", edit_launches(proof=replace(PROOF, kernel_hash="x"))),

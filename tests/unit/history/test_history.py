@@ -28,7 +28,7 @@ from moegate.records import (
     RunBundle,
 )
 from orchestrator.commands import history as command
-from orchestrator.history import History, open_history
+from orchestrator.history import History, open_history, remember
 
 CLASS = "cuda:NVIDIA H200"
 
@@ -155,6 +155,47 @@ def test_hostile_text_is_data(history: History) -> None:
     history.add(bundle(1), branch="x'; DROP TABLE runs; --", path='"')
     assert history.runs()[0].branch == "x'; DROP TABLE runs; --"
     assert history.trend("' OR 1=1 --") == []
+
+
+def test_a_run_remembers_itself_and_gets_its_past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MOEGATE_HISTORY", "GITHUB_HEAD_REF", "GITHUB_REF_NAME", "GITHUB_SHA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    (tmp_path / "runs").mkdir()
+    assert remember(bundle(1), tmp_path / "runs" / "a").history == {}
+    later = remember(bundle(2), tmp_path / "runs" / "b")
+    assert [point.gain for point in later.history["c1"]] == [0.1]
+    with open_history(tmp_path / "runs" / "history.sqlite") as history:
+        assert {row.branch for row in history.runs()} == {""}
+    assert remember(bundle(3), tmp_path / "elsewhere" / "c") == bundle(3)
+    assert not (tmp_path / "elsewhere").exists()
+
+    monkeypatch.setenv("MOEGATE_HISTORY", str(tmp_path / "all.sqlite"))
+    monkeypatch.setenv("GITHUB_HEAD_REF", "topic")
+    remember(bundle(4), tmp_path / "elsewhere" / "d")
+    with open_history(tmp_path / "all.sqlite") as history:
+        assert history.runs()[0].branch == "topic"
+    monkeypatch.setenv("GITHUB_HEAD_REF", "other")
+    remember(bundle(4, exit=1), tmp_path / "elsewhere" / "d")
+    with open_history(tmp_path / "all.sqlite") as history:
+        assert [(row.branch, row.exit) for row in history.runs()] == [("topic", 1)]
+
+
+def test_a_damaged_history_costs_a_note_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "h.sqlite"
+    path.write_bytes(b"nonsense" * 200)
+    monkeypatch.setenv("MOEGATE_HISTORY", str(path))
+    got = remember(bundle(1), tmp_path / "run")
+    assert got.history == {}
+    assert "not in the history" in got.notes[0]
+
+
+def test_the_host_that_measured_is_in_the_fingerprint(history: History) -> None:
+    for day, governor in ((1, "performance"), (2, "powersave")):
+        made = bundle(day)
+        measured = replace(made.measurements["c1"][0], detail={"host": {"governor": governor}})
+        history.add(replace(made, measurements={"c1": (measured,)}))
+    assert history.trend("c1")[1].changed == "host.governor: performance -> powersave"
 
 
 @pytest.mark.parametrize(
