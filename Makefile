@@ -21,6 +21,7 @@ $(STAMP): pyproject.toml constraints/cpu.txt scripts/venv.sh
 venv: $(STAMP)  ## build .venv (Python, CPU torch and Triton, this project)
 
 run: venv  ## run $(MATRIX): tune, measure, gate; the last lines give the verdict and the report (RUN= adds options)
+	@if [ -d wheelhouse/third-party ]; then scripts/wheelhouse.sh; fi  # keeps the image's copy of us in step
 	@$(VENV)/bin/orchestrator run $(MATRIX) $(RUN)
 
 test: lint unit  ## everything that must be green before a merge (what this machine lacks is skipped, with the reason)

@@ -43,6 +43,6 @@ fi
 pip=(.venv/bin/python -m pip --disable-pip-version-check)
 echo "installing into .venv (a minute or two the first time)"
 # shellcheck disable=SC2046  # options and their values are words
-"${pip[@]}" install --quiet --no-input --no-deps $(torch_options "${pip[@]}") "$torch_pin"
-"${pip[@]}" install --quiet --no-input --constraint constraints/cpu.txt --editable '.[cpu,ray,dev]'
+"${pip[@]}" install -qq --no-input --no-deps $(torch_options "${pip[@]}") "$torch_pin"
+"${pip[@]}" install -qq --no-input --constraint constraints/cpu.txt --editable '.[cpu,ray,dev]'
 touch "$stamp"

@@ -22,7 +22,7 @@ pip() { "$python" -m pip --disable-pip-version-check "$@"; }
 SOURCE_DATE_EPOCH=1735689600
 export SOURCE_DATE_EPOCH
 rm -rf build  # an earlier build's folder would smuggle deleted modules into the wheel
-pip wheel --quiet --no-deps --wheel-dir "$own" .
+pip wheel -qq --no-deps --wheel-dir "$own" .
 rm -rf build
 
 key=$(cat constraints/cpu.txt scripts/wheelhouse.sh <(sed -n '/^dependencies/,/^\]/p;/optional-dependencies/,/^$/p' pyproject.toml) \
@@ -39,9 +39,9 @@ if [ "$(cat wheelhouse/.third-party 2>/dev/null)" != "$key" ]; then
     fi
     echo "downloading the wheels of the CPU image into wheelhouse/ (about 500 MB)"
     # shellcheck disable=SC2046  # options and their values are words
-    pip download --quiet --no-input --no-deps $(torch_options pip) "${options[@]}" \
+    pip download -qq --no-input --no-deps $(torch_options pip) "${options[@]}" \
         --dest wheelhouse/third-party.new "$torch_pin"
-    pip download --quiet --no-input "${options[@]}" --constraint constraints/cpu.txt \
+    pip download -qq --no-input "${options[@]}" --constraint constraints/cpu.txt \
         --find-links wheelhouse/third-party.new --dest wheelhouse/third-party.new "$(echo "$own"/moegate-*.whl)[$extras]"
     rm -f wheelhouse/third-party.new/moegate-*.whl
     rm -rf wheelhouse/third-party

@@ -31,7 +31,7 @@ def test_every_module_is_in_a_package() -> None:
 
 def test_no_package_called_kernels_comes_from_here(tmp_path: Path) -> None:
     # `kernels` is the name of a published package that engines import; ours must never stand in for it.
-    code = "import importlib.util as u; s = u.find_spec('kernels'); print(list(s.submodule_search_locations) if s else '')"
+    code = "import importlib.util as u; s = u.find_spec('kernels'); print(s and list(s.submodule_search_locations))"
     done = run(sys.executable, "-P", "-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert str(ROOT) not in done.stdout
