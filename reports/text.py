@@ -17,7 +17,7 @@ __all__ = ["clean", "clip", "count", "duration", "join_words", "number", "one_li
 MINUS, DASH, TIMES = "\N{MINUS SIGN}", "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
 _ESCAPE_SEQUENCES = re.compile(
     "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement
-    "|(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)?"  # OSC, DCS and their kin
+    "|(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]{0,999}(?:\x07|\x1b\\\\|\x9c)?"  # OSC, DCS and their kin
     "|\x1b[ -/]*[0-~]?"
 )
 # Bidirectional controls and invisible joiners reorder or hide what a person reads; line separators break scripts.

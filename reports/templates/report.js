@@ -141,7 +141,7 @@
     const detail = current();
     body.querySelectorAll(".here").forEach((row) => row.classList.remove("here"));
     if (detail) {
-      if (!before) before = { focus: document.activeElement, y: scrollY };
+      if (!before) before = { focus: null, y: scrollY };
       equip(detail);
       detail.focus({ preventScroll: true });
       const row = rows.find((one) => linkOf(one) && linkOf(one).hash === location.hash);
@@ -154,11 +154,16 @@
       const { focus, y } = before;
       before = null;
       scrollTo({ top: y, behavior: "instant" });
-      if (focus && focus !== document.body) focus.focus({ preventScroll: true });
+      if (focus) focus.focus({ preventScroll: true });
     } else if (filtered) $("cells").scrollIntoView();
     const target = location.hash.length > 1 && !filtered ? $(decodeURIComponent(location.hash.slice(1))) : null;
     if (target && target.tagName === "DETAILS") target.open = true;
   };
+  // A followed link moves the focus before hashchange tells of it, so the way back is noted at the click.
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest('a[href^="#c-"]');
+    if (link && !current()) before = { focus: link, y: scrollY };
+  });
   addEventListener("hashchange", route);
   addEventListener("keydown", (event) => { if (event.key === "Escape" && current()) close(); });
   $("tools").hidden = false;

@@ -105,8 +105,16 @@ class Browser:
 
     def view(self, width: int, height: int, scheme: str = "light") -> None:
         """Set the window's size in CSS pixels and the preferred colour scheme."""
-        self.cdp("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
-        self.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.cdp(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        self.cdp(
+            "Emulation.setEmulatedMedia",
+            features=[
+                {"name": "prefers-color-scheme", "value": scheme},
+                {"name": "prefers-reduced-motion", "value": "reduce"},
+            ],
+        )
 
     def shot(self, path: Path) -> None:
         """Write what is seen as a PNG."""

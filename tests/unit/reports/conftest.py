@@ -39,23 +39,52 @@ from moegate.records import (
 )
 
 CPU = DeviceIdentity("cpu", "AMD EPYC 9654", "cpu:runner-07", arch="zen4", memory_bytes=24 << 30)
-DEFAULT = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 3}
+DEFAULT = {
+    "BLOCK_SIZE_M": 16,
+    "BLOCK_SIZE_N": 32,
+    "BLOCK_SIZE_K": 64,
+    "GROUP_SIZE_M": 1,
+    "num_warps": 4,
+    "num_stages": 3,
+}
 TUNED = {
-    1: {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 2},
-    2: {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 2},
-    4: {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 8, "num_warps": 8, "num_stages": 3},
+    1: {
+        "BLOCK_SIZE_M": 16,
+        "BLOCK_SIZE_N": 128,
+        "BLOCK_SIZE_K": 128,
+        "GROUP_SIZE_M": 1,
+        "num_warps": 4,
+        "num_stages": 2,
+    },
+    2: {
+        "BLOCK_SIZE_M": 16,
+        "BLOCK_SIZE_N": 128,
+        "BLOCK_SIZE_K": 64,
+        "GROUP_SIZE_M": 1,
+        "num_warps": 4,
+        "num_stages": 2,
+    },
+    4: {
+        "BLOCK_SIZE_M": 16,
+        "BLOCK_SIZE_N": 64,
+        "BLOCK_SIZE_K": 128,
+        "GROUP_SIZE_M": 8,
+        "num_warps": 8,
+        "num_stages": 3,
+    },
 }
 FILE = "configs/triton_3_8_0/E=8,N=64,device_name=cpu,dtype=float32.json"
 METRICS = {
     "serve": ("output_throughput", "tok/s", "higher", 4.1),
     "kernel-bench": ("kernel_time_geomean", "us", "lower", 84_000.0),
+    "median_tpot_ms": ("median_tpot_ms", "ms", "lower", 241.0),
     "accuracy": ("exact_match", "", "higher", 0.81),
 }
 
 
 def effect_of(logs: list[float], kind: str, *, baseline: float | None = None, metric: str | None = None) -> Effect:
     """Build an effect whose gain is the mean of signed log ratios."""
-    name, unit, better, start = METRICS[kind]
+    name, unit, better, start = METRICS[metric or kind]
     center = sum(logs) / len(logs)
     sd = max(0.004, (sum((x - center) ** 2 for x in logs) / len(logs)) ** 0.5)
     half = 2 * sd / math.sqrt(len(logs))
@@ -63,7 +92,7 @@ def effect_of(logs: list[float], kind: str, *, baseline: float | None = None, me
     base = start if baseline is None else baseline
     ends = sorted((math.exp(sign * (center - half)), math.exp(sign * (center + half))))
     return Effect(
-        metric=metric or name,
+        metric=name,
         unit=unit,
         better=better,  # type: ignore[arg-type]
         ratio=math.exp(sign * center),
@@ -176,7 +205,16 @@ def outcome(cell_: PlannedCell, state: str = "PASSED", reason: str = "", log: st
     """Build a cell's outcome with one attempt per stage."""
     names = ("screen", "confirm") if stages == 2 else ("only",)
     attempts = tuple(
-        Attempt(n + 1, stage, state, reason, started="2026-11-29T14:02:00Z", wall_s=41.2, device=CPU.identity, isolation="process")  # type: ignore[arg-type]  # noqa: E501
+        Attempt(
+            n + 1,
+            stage,
+            state,
+            reason,
+            started="2026-11-29T14:02:00Z",
+            wall_s=41.2,
+            device=CPU.identity,
+            isolation="process",
+        )  # type: ignore[arg-type]
         for n, stage in enumerate(names)
     )
     return CellOutcome(cell_.id, state, reason, attempts, log)  # type: ignore[arg-type]
@@ -201,7 +239,9 @@ class Maker:
         self.outcomes.append(outcome(cell_, **more))
         self.measurements[cell_.id] = (measured(cell_, cases=cases),)
 
-    def compared(self, cell_: PlannedCell, verdict: str, shift: float, sd: float, pairs: Arms = (3, 8), **more: Any) -> None:
+    def compared(
+        self, cell_: PlannedCell, verdict: str, shift: float, sd: float, pairs: Arms = (3, 8), **more: Any
+    ) -> None:
         """Add a cell with two arms; `shift` and `sd` are of the signed log ratio per pair."""
         screen = [self.rng.gauss(shift, sd) for _ in range(int(pairs[0]))]
         confirm = [self.rng.gauss(shift, sd) for _ in range(int(pairs[1]))]
@@ -214,7 +254,7 @@ class Maker:
         self.cells.append(cell_)
         self.outcomes.append(outcome(cell_, stages=2 if confirm else 1, log="ready after 3.1 s\nshut down cleanly\n"))
         self.measurements[cell_.id] = (measured(cell_, launches),)
-        others = (effect_of(screen, cell_.kind, metric="median_tpot_ms", baseline=241.0),) if cell_.kind == "serve" else ()
+        others = (effect_of(screen, cell_.kind, metric="median_tpot_ms"),) if cell_.kind == "serve" else ()
         reason = more.pop("reason", f"{len(screen)} screening and {len(confirm)} fresh pairs against a margin of 1.0 %")
         self.verdicts.append(
             CellVerdict(
@@ -283,41 +323,123 @@ class Maker:
 def make_green() -> RunBundle:
     """The default matrix on a CPU: tuning helps triton, the control stands still, the gate passes."""
     made = Maker()
-    made.plain(cell("0c11aa02", "check", "check tiny-moe", pool=None), tuple(Case(f"rule {r}", "passed") for r in "abc"))
-    cases = tuple(
-        Case(f"fused_experts {dtype} M={m}", "passed", f"max-rel {m * 1e-7:.1e}") for dtype in ("float32",) for m in (1, 2, 33)
+    made.plain(
+        cell("0c11aa02", "check", "check tiny-moe", pool=None), tuple(Case(f"rule {r}", "passed") for r in "abc")
     )
-    made.plain(cell("7e1042bd", "kernel-test", "kernel-test fused_experts float32", axes={"ops": "fused_experts"}), cases)
+    cases = tuple(
+        Case(f"fused_experts {dtype} M={m}", "passed", f"max-rel {m * 1e-7:.1e}")
+        for dtype in ("float32",)
+        for m in (1, 2, 33)
+    )
+    made.plain(
+        cell("7e1042bd", "kernel-test", "kernel-test fused_experts float32", axes={"ops": "fused_experts"}), cases
+    )
     made.plain(cell("51d2f0aa", "tune", "tune tiny-moe fused_experts float32", axes={"effort": "quick"}))
-    bench = cell("b3709e44", "kernel-bench", "kernel-bench fused_experts triton eager", axes={"moe_runner_backend": "triton", "batch_sizes": [1, 2, 4]})
+    bench = cell(
+        "b3709e44",
+        "kernel-bench",
+        "kernel-bench fused_experts triton eager",
+        axes={"moe_runner_backend": "triton", "batch_sizes": [1, 2, 4]},
+    )
     made.compared(bench, "improved", 1.05, 0.02)
     load = {"requests": 4, "concurrency": 2, "input": 16, "output": 8, "seed": 42}
-    triton = cell("e0c44f19", "serve", "serve tiny-moe triton eager", axes={"moe_runner_backend": "triton", "graph": "eager", "load": load})
-    auto = cell("a91b7c30", "serve", "serve tiny-moe auto eager", control=True, axes={"moe_runner_backend": "auto", "graph": "eager", "load": load})
+    triton = cell(
+        "e0c44f19",
+        "serve",
+        "serve tiny-moe triton eager",
+        axes={"moe_runner_backend": "triton", "graph": "eager", "load": load},
+    )
+    auto = cell(
+        "a91b7c30",
+        "serve",
+        "serve tiny-moe auto eager",
+        control=True,
+        axes={"moe_runner_backend": "auto", "graph": "eager", "load": load},
+    )
     made.compared(triton, "improved", 0.47, 0.02, predicted=0.64)
     made.compared(auto, "equivalent", 0.001, 0.009)
     aa = cell("d4d4c3c0", "serve", "serve tiny-moe triton eager A/A", aa=True, axes={"moe_runner_backend": "triton"})
     made.compared(dataclasses.replace(aa, arms=("untuned", "untuned")), "equivalent", 0.0, 0.01)
-    gate = GateResult(0, "The tuned arm improves every cell that it can reach, and the control stands still.", (), {"improved": 2, "equivalent": 2})
-    square = Interaction("serve tiny-moe eager", "serve", {"triton": "e0c44f19", "auto": "a91b7c30"}, 0.468, 0.446, 0.489)
-    history = tuple(TrendPoint(f"run-{i}", f"2026-11-{10 + i}T10:00:00Z", 0.55 + 0.01 * (i % 3), 0.52, 0.6, "improved") for i in range(9))
+    gate = GateResult(
+        0,
+        "The tuned arm improves every cell that it can reach, and the control stands still.",
+        (),
+        {"improved": 2, "equivalent": 2},
+    )
+    square = Interaction(
+        "serve tiny-moe eager", "serve", {"triton": "e0c44f19", "auto": "a91b7c30"}, 0.468, 0.446, 0.489
+    )
+    history = tuple(
+        TrendPoint(f"run-{i}", f"2026-11-{10 + i}T10:00:00Z", 0.55 + 0.01 * (i % 3), 0.52, 0.6, "improved")
+        for i in range(9)
+    )
     return made.bundle(gate, interactions=(square,), history={"e0c44f19": history})
 
 
 def make_red(text: str = "") -> RunBundle:
     """A run with every outcome; `text` is planted in every field that can carry text."""
     made = Maker(11)
-    made.plain(cell("00000001", "check", f"check tiny-moe{text}"), (Case(f"bad-value{text}", "failed", f"E=8.json:3 num_warps 3{text}"),), state="FAILED", reason=f"1 error{text}", log=f"boom{text}\n")
-    made.compared(cell("00000002", "serve", f"serve tiny-moe triton eager{text}", axes={"moe_runner_backend": "triton", f"x{text}": text}, why=f"matrix line 20{text}"), "regressed", -0.12, 0.02, void=2, reason=f"worse{text}", predicted=-0.1)
-    made.compared(cell("00000003", "serve", "serve tiny-moe auto eager", control=True, axes={"moe_runner_backend": "auto"}), "equivalent", 0.0, 0.006)
-    made.compared(cell("00000004", "kernel-bench", "kernel-bench fused_experts triton", axes={"moe_runner_backend": "triton"}), "inconclusive", 0.02, 0.05, (3, 8), more_pairs=14)
-    made.compared(cell("00000005", "serve", "serve tiny-moe triton full", axes={"moe_runner_backend": "triton"}), "improved", 0.05, 0.01)
-    for number, state in (("06", "OOM"), ("07", "TIMEOUT"), ("08", "CRASHED"), ("09", "INFRA_ERROR"), ("10", "BLOCKED")):
+    made.plain(
+        cell("00000001", "check", f"check tiny-moe{text}"),
+        (Case(f"bad-value{text}", "failed", f"E=8.json:3 num_warps 3{text}"),),
+        state="FAILED",
+        reason=f"1 error{text}",
+        log=f"boom{text}\n",
+    )
+    made.compared(
+        cell(
+            "00000002",
+            "serve",
+            f"serve tiny-moe triton eager{text}",
+            axes={"moe_runner_backend": "triton", f"x{text}": text},
+            why=f"matrix line 20{text}",
+        ),
+        "regressed",
+        -0.12,
+        0.02,
+        void=2,
+        reason=f"worse{text}",
+        predicted=-0.1,
+    )
+    made.compared(
+        cell("00000003", "serve", "serve tiny-moe auto eager", control=True, axes={"moe_runner_backend": "auto"}),
+        "equivalent",
+        0.0,
+        0.006,
+    )
+    made.compared(
+        cell("00000004", "kernel-bench", "kernel-bench fused_experts triton", axes={"moe_runner_backend": "triton"}),
+        "inconclusive",
+        0.02,
+        0.05,
+        (3, 8),
+        more_pairs=14,
+    )
+    made.compared(
+        cell("00000005", "serve", "serve tiny-moe triton full", axes={"moe_runner_backend": "triton"}),
+        "improved",
+        0.05,
+        0.01,
+    )
+    for number, state in (
+        ("06", "OOM"),
+        ("07", "TIMEOUT"),
+        ("08", "CRASHED"),
+        ("09", "INFRA_ERROR"),
+        ("10", "BLOCKED"),
+    ):
         one = cell(f"000000{number}", "serve", f"serve big-moe triton {state.lower()}")
         made.cells.append(one)
-        made.outcomes.append(outcome(one, state=state, reason=f"{state.lower()} after 12 s{text}", log=f"Traceback{text}\n" * 3))
+        made.outcomes.append(
+            outcome(one, state=state, reason=f"{state.lower()} after 12 s{text}", log=f"Traceback{text}\n" * 3)
+        )
     made.cells.append(cell("00000011", "serve", "serve big-moe never started"))
-    made.compared(cell("00000012", "serve", "serve flaky-moe triton", axes={"moe_runner_backend": "triton"}), "regressed", -0.05, 0.02)
+    made.compared(
+        cell("00000012", "serve", "serve flaky-moe triton", axes={"moe_runner_backend": "triton"}),
+        "regressed",
+        -0.05,
+        0.02,
+    )
     made.cells.append(cell("00000013", "serve", "serve flaky-moe full"))
     made.outcomes.append(CellOutcome("00000013", "SKIPPED", f"quarantined{text}"))
     rules = (QuarantineRule("serve flaky-moe*", f"hangs on driver 1.2{text}", "2027-01-31"),)
@@ -327,7 +449,9 @@ def make_red(text: str = "") -> RunBundle:
         GateReason(0, "2 cells are quarantined"),
     )
     gate = GateResult(1, f"1 cell regressed, 4 failed and 3 have no verdict{text}.", reasons, {"regressed": 1})
-    square = Interaction(f"serve tiny-moe eager{text}", "serve", {"triton": "00000002", "auto": "00000003"}, -0.12, -0.14, -0.1)
+    square = Interaction(
+        f"serve tiny-moe eager{text}", "serve", {"triton": "00000002", "auto": "00000003"}, -0.12, -0.14, -0.1
+    )
     policy = GatePolicy(metric={"serve": f"output_throughput{text}"}, required=("serve tiny-moe*",), quarantine=rules)
     made_bundle = made.bundle(gate, interactions=(square,), policy=policy, notes=(f"note{text}",))
     if not text:
@@ -347,7 +471,12 @@ def make_many(cells: int, seed: int = 3) -> RunBundle:
     for number in range(cells):
         kind = ("serve", "kernel-bench")[number % 2]
         backend = ("triton", "auto")[number // 2 % 2]
-        one = cell(f"{number:08x}", kind, f"{kind} model-{number // 8:04d} {backend} {('eager', 'full')[number // 4 % 2]}", axes={"moe_runner_backend": backend, "graph": "eager", "engine": "moegate"})
+        one = cell(
+            f"{number:08x}",
+            kind,
+            f"{kind} model-{number // 8:04d} {backend} {('eager', 'full')[number // 4 % 2]}",
+            axes={"moe_runner_backend": backend, "graph": "eager", "engine": "moegate"},
+        )
         verdict, shift, pairs = ("equivalent", 0.0, (5, 0))
         if number % 10 == 3:
             verdict, shift, pairs = ("inconclusive", 0.012, (5, 10))

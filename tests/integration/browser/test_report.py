@@ -1,0 +1,245 @@
+"""`report.html` in a real Chromium: seen, sorted, filtered, walked by keyboard, silent on the network."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from moegate.records import RunBundle
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Browser(Protocol):
+        """What `conftest.Browser` offers."""
+
+        def open(self, url: str) -> None: ...
+        def js(self, script: str, *args: Any) -> Any: ...
+        def js_async(self, script: str, *args: Any) -> Any: ...
+        def click(self, css: str) -> None: ...
+        def type(self, css: str, text: str) -> None: ...
+        def press(self, key: str) -> None: ...
+        def view(self, width: int, height: int, scheme: str = ...) -> None: ...
+        def console(self) -> list[str]: ...
+        def requests(self) -> list[str]: ...
+
+
+pytestmark = pytest.mark.browser
+Page = Callable[[RunBundle], str]
+AXE = "axe-core@4.10.3"
+_VISIBLE = "return [...document.querySelectorAll('#table tbody tr')].filter(r => r.offsetParent)"
+_OPEN = "const d = document.querySelector('.detail:target'); return d ? d.querySelector('h3').textContent : null"
+
+
+@pytest.fixture
+def shown(browser: Browser, page: Page, runs: ModuleType) -> Iterator[Browser]:
+    """The failing run, open from disk; afterwards the console must be empty and nothing may have been requested."""
+    browser.view(1280, 900)
+    url = page(runs.make_red())
+    browser.open(url)
+    yield browser
+    assert browser.console() == []
+    assert {asked.split("#")[0] for asked in browser.requests()} == {url}
+
+
+def rows(browser: Browser, column: int = 2) -> list[str]:
+    """Text of one column of the rows that can be seen."""
+    return list(browser.js(f"{_VISIBLE}.map(r => r.cells[{column - 1}].innerText.trim())"))
+
+
+def test_verdict_is_on_the_first_screen(shown: Browser) -> None:
+    box = shown.js(
+        "const h = document.querySelector('h1'), r = h.getBoundingClientRect();"
+        "return [h.innerText.trim().split(/\\s+/), r.top > 0 && r.bottom < innerHeight, getComputedStyle(h).visibility]"
+    )
+    assert box == [["✕", "Fails"], True, "visible"]
+    assert shown.js("return document.title") == "✕ Fails: default, moegate"
+
+
+def test_filter_by_text_outcome_and_kind(shown: Browser) -> None:
+    total = len(rows(shown))
+    assert total == 13
+    shown.type("#q", "triton eager")
+    assert [name.startswith("serve tiny-moe triton eager") for name in rows(shown)] == [True]
+    assert shown.js("return document.getElementById('shown').textContent") == "1 of 13 cells"
+    shown.click("#reset")
+    assert len(rows(shown)) == total
+    shown.click(".chip[data-v=failed]")
+    assert len(rows(shown)) == 4
+    shown.click(".chip[data-v=missing]")
+    assert len(rows(shown)) == 7
+    assert shown.js("return document.querySelector('.chip[data-v=failed]').getAttribute('aria-pressed')") == "true"
+    shown.js("const k = document.getElementById('k'); k.value = 'check'; k.dispatchEvent(new Event('change'))")
+    assert len(rows(shown)) == 1
+    assert shown.js("return location.hash") == "#cells?k=check&v=failed%2Cmissing"
+
+
+def test_sort_by_keyboard(shown: Browser) -> None:
+    shown.js("document.querySelector('th[data-s=g] button').focus()")
+    shown.press("Enter")
+    assert shown.js("return document.querySelector('th[data-s=g]').getAttribute('aria-sort')") == "descending"
+    gains = [text for text in rows(shown, 5) if text]
+    assert gains[0].startswith("+5.0 %")
+    assert rows(shown, 5)[-1] == ""
+    shown.press("Space")
+    assert shown.js("return document.querySelector('th[data-s=g]').getAttribute('aria-sort')") == "ascending"
+    assert [text for text in rows(shown, 5) if text] == gains[::-1]
+    assert rows(shown, 5)[-1] == ""
+    shown.js("document.querySelector('th[data-s=n] button').click()")
+    names = rows(shown)
+    assert names == sorted(names, key=lambda name: name.replace("A", "a"))
+
+
+def test_permalink_restores_filter_and_sort(shown: Browser, page: Page, runs: ModuleType) -> None:
+    url = shown.js("return location.href").split("#")[0]
+    shown.open(url + "#cells?v=failed,regressed&s=-n")
+    assert [text.split()[0] for text in rows(shown)] == ["serve"] * 4 + ["check"]
+    shown.open(url + "#cells?q=%22%3E%3Cimg%20src=x%20onerror=alert(1)%3E")
+    assert rows(shown) == []
+    assert shown.js("return document.getElementById('q').value") == '"><img src=x onerror=alert(1)>'
+
+
+def test_tile_filters_the_table(shown: Browser) -> None:
+    shown.click(".tile.t-gone")
+    assert len(rows(shown)) == 3
+    assert shown.js("return document.getElementById('cells').getBoundingClientRect().top < innerHeight")
+
+
+def test_drill_down_opens_walks_and_closes(shown: Browser) -> None:
+    shown.js("document.querySelector('#table a').focus()")
+    before = shown.js("return scrollY")
+    shown.press("Enter")
+    assert shown.js(_OPEN) == "serve tiny-moe triton eager"
+    box = shown.js(
+        "const r = document.querySelector('.detail:target').getBoundingClientRect(); return [r.top, r.height, r.right]"
+    )
+    assert box == [0, 900, 1280]
+    assert shown.js("return document.activeElement.classList.contains('detail')")
+    shown.click(".detail:target .nav button:nth-child(2)")
+    second = shown.js(_OPEN)
+    assert second != "serve tiny-moe triton eager"
+    shown.click(".detail:target .nav button:nth-child(1)")
+    assert shown.js(_OPEN) == "serve tiny-moe triton eager"
+    shown.press("Escape")
+    assert shown.js(_OPEN) is None
+    assert shown.js("return document.activeElement.matches('#table a')")
+    assert abs(shown.js("return scrollY") - before) <= 1
+
+
+def test_drill_down_of_a_permalink_is_open_at_once(shown: Browser) -> None:
+    url = shown.js("return location.href").split("#")[0]
+    shown.open(url + "#c-00000006")
+    assert shown.js(_OPEN) == "serve big-moe triton oom"
+    assert "Traceback" in shown.js("return document.querySelector('.detail:target .log').textContent")
+    shown.click(".detail:target .close")
+    assert shown.js(_OPEN) is None
+
+
+def test_config_link_opens_its_set(shown: Browser) -> None:
+    url = shown.js("return location.href").split("#")[0]
+    shown.js("document.querySelectorAll('.set').forEach(s => s.open = false)")
+    shown.open(url + "#c-00000002")
+    shown.js("document.querySelectorAll('.set').forEach(s => s.open = false)")
+    shown.click(".detail:target a[href^='#cfg-']")
+    assert shown.js("return document.querySelector('.set').open")
+
+
+def test_everything_is_reachable_by_keyboard(shown: Browser) -> None:
+    shown.press("Tab")
+    assert shown.js("return document.activeElement.textContent") == "Skip to the verdict"
+    wide = shown.js(
+        "return [...document.querySelectorAll('.scroll, pre')].filter("
+        "s => s.offsetParent && s.scrollWidth > s.clientWidth && s.tabIndex < 0).length"
+    )
+    assert wide == 0
+
+
+def test_narrow_screens_do_not_scroll_sideways(shown: Browser) -> None:
+    shown.view(390, 844)
+    assert shown.js("return document.documentElement.scrollWidth") == 390
+    shown.js("location.hash = 'c-00000002'")
+    assert shown.js("return document.querySelector('.detail:target').getBoundingClientRect().width") == 390
+
+
+def test_hostile_text_stays_inert(browser: Browser, page: Page, runs: ModuleType) -> None:
+    browser.view(1280, 900)
+    text = "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=2'>\x1b[31m\u202e{{7*7}}\ud800"
+    url = page(runs.make_red(text))
+    browser.open(url)
+    assert browser.js("return window.pwned === undefined")
+    assert browser.js("return document.images.length") == 0
+    assert "window.pwned" in browser.js("return document.body.innerText")
+    assert len(rows(browser)) == 13
+    assert browser.console() == []
+    assert {asked.split("#")[0] for asked in browser.requests()} == {url}
+
+
+def test_300_cells_open_in_a_second(browser: Browser, page: Page, runs: ModuleType) -> None:
+    browser.view(1280, 900)
+    browser.open(page(runs.make_many(300)))
+    timing = browser.js("return performance.getEntriesByType('navigation')[0].toJSON()")
+    assert timing["domComplete"] < 1000, timing
+    assert len(rows(browser)) == 300
+    spent = browser.js(
+        "const t = performance.now(); document.querySelector('th[data-s=g] button').click();"
+        "document.body.offsetHeight; return performance.now() - t"
+    )
+    assert spent < 500
+
+
+@pytest.fixture(scope="session")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The source of axe-core, from npm, kept in the ignored cache."""
+    cache = Path(__file__).parents[3] / ".cache" / "axe"
+    found = cache / f"{AXE}.js"
+    if not found.is_file():
+        npm = shutil.which("npm")
+        if npm is None:
+            pytest.skip("axe-core is not in .cache and npm is not installed; fix: apt-get install npm")
+        work = tmp_path_factory.mktemp("axe")
+        packed = subprocess.run(
+            [npm, "pack", "--silent", AXE], cwd=work, capture_output=True, text=True, timeout=120, check=False
+        )
+        if packed.returncode:
+            pytest.skip(f"axe-core cannot be had from npm: {packed.stderr[-200:]}")
+        with tarfile.open(next(work.glob("*.tgz"))) as archive:
+            member = archive.extractfile("package/axe.min.js")
+            assert member is not None
+            cache.mkdir(parents=True, exist_ok=True)
+            partial = cache / f"{AXE}.{os.getpid()}"
+            partial.write_bytes(member.read())
+            partial.replace(found)
+    return found.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("run", "width"), [("make_green", 1280), ("make_red", 1280), ("make_red", 390)])
+def test_axe_finds_no_serious_violation(
+    browser: Browser, page: Page, runs: ModuleType, axe: str, scheme: str, run: str, width: int
+) -> None:
+    browser.view(width, 900, scheme)
+    bundle = getattr(runs, run)()
+    url = page(bundle)
+    for fragment in ("", f"#c-{bundle.plan.cells[1].id}"):
+        browser.open(url + fragment)
+        browser.js("document.querySelectorAll('details').forEach(d => d.open = true)")
+        browser.js(axe)
+        found = browser.js_async(
+            "const done = arguments[arguments.length - 1];"
+            "axe.run(document, {resultTypes: ['violations']})"
+            ".then(r => done(r.violations), e => done([{id: String(e)}]))"
+        )
+        bad = [v for v in found if v.get("impact") in ("serious", "critical", None)]
+        assert bad == [], json.dumps(
+            [{"id": v["id"], "nodes": [(n["target"], n.get("failureSummary")) for n in v["nodes"][:4]]} for v in bad],
+            indent=1,
+        )

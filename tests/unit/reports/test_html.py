@@ -1,0 +1,260 @@
+"""`report.html`: order, content, safety of its form, weight."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import re
+import resource
+import time
+from collections import Counter
+from collections.abc import Callable
+from html.parser import HTMLParser
+
+import pytest
+
+from moegate.records import CellOutcome, Comparison, GatePolicy, GateResult, Plan, RunBundle
+from reports import html
+from reports.words import LOOKS
+
+VOID = {"meta", "link", "input", "br", "img", "hr"}
+# End tags that HTML lets an author leave out; the launch table does.
+OPTIONAL = {"td", "th", "tr", "thead", "tbody", "li", "p", "option"}
+
+
+class Document(HTMLParser):
+    """Collects what a test asks about and refuses tags that do not nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.attributes: list[tuple[str, str, str]] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.stack == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        while self.stack[-1] != tag:
+            assert self.stack.pop() in OPTIONAL, f"</{tag}> closes nothing"
+        self.stack.pop()
+
+    def handle_data(self, data: str) -> None:
+        if not self.stack or self.stack[-1] not in ("script", "style"):
+            self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+    def values(self, name: str) -> list[str]:
+        return [value for _, attribute, value in self.attributes if attribute == name]
+
+
+def test_sections_come_in_the_order_of_the_contract(green: RunBundle) -> None:
+    text = html.render(green)
+    ids = ["verdict", "counts", "changes", "square", "forest", "cells", "missing", "trust", "details"]
+    at = [text.index(f'id="{name}"') for name in ids]
+    assert at == sorted(at)
+
+
+def test_verdict_policy_and_interpreter_are_said_in_words(green: RunBundle) -> None:
+    words = Document(html.render(green)).words
+    assert "✓ Passes" in words
+    assert green.gate.sentence in words
+    assert "3 to screen, up to 8 fresh to confirm" in words
+    assert "no claim about any hardware" in words
+
+
+def test_no_interpreter_note_where_no_timing_was_interpreted(green: RunBundle) -> None:
+    plain = {
+        key: tuple(dataclasses.replace(m, interpreter=False) for m in ms) for key, ms in green.measurements.items()
+    }
+    assert "nterpreter timings" not in html.render(dataclasses.replace(green, measurements=plain))
+
+
+def test_the_gates_own_word_is_not_printed_twice(green: RunBundle) -> None:
+    gate = dataclasses.replace(green.gate, sentence="PASS: 7 cells (2 improved)")
+    words = Document(html.render(dataclasses.replace(green, gate=gate))).words
+    assert "PASS:" not in words
+    assert "7 cells (2 improved)" in words
+
+
+def test_square_shows_both_backends_prediction_and_interaction(green: RunBundle) -> None:
+    text = html.render(green)
+    square = text[text.index('id="square"') : text.index('id="forest"')]
+    words = Document(square[square.index("<h2") : square.rindex("</section>")]).words
+    for shown in ("triton", "auto ran torch", "+64.0 %", "Interaction", "auto is a control"):
+        assert shown in words
+    assert "<title>Gain from untuned to tuned by backend" in square
+
+
+def test_config_diff_shows_old_and_new_per_batch_size(green: RunBundle) -> None:
+    text = html.render(green)
+    assert "<s>32</s> <b>128</b>" in text
+    assert "was 64" in text
+    assert "(exact)" in text
+    assert "no file (default)" in text
+    assert "MOEGATE_LOG" in text
+
+
+def test_dispatch_names_the_chain(green: RunBundle) -> None:
+    words = Document(html.render(green)).words
+    assert "auto on cpu, moegate → torch in both arms" in words
+    assert "on cpu only where it is asked for" in words
+
+
+def test_every_outcome_has_word_and_arrow(red: RunBundle) -> None:
+    words = Document(html.render(red)).words
+    for key, look in LOOKS.items():
+        if key != "passed":
+            assert f"{look.arrow} {look.word}" in words.replace(look.arrow + look.word, f"{look.arrow} {look.word}")
+
+
+def test_missing_and_quarantined_cells_are_listed_with_reasons(red: RunBundle) -> None:
+    text = html.render(red)
+    words = Document(text[text.index('<section id="missing"') : text.index('<section id="trust"')]).words
+    for shown in ("never started", "BLOCKED", "INFRA_ERROR", "hangs on driver 1.2", "2027-01-31", "serve flaky-moe*"):
+        assert shown in words
+
+
+def test_an_expired_quarantine_gates_again(red: RunBundle) -> None:
+    rule = dataclasses.replace(red.plan.gate.quarantine[0], until="2026-01-01")
+    policy = dataclasses.replace(red.plan.gate, quarantine=(rule,))
+    bundle = dataclasses.replace(red, plan=dataclasses.replace(red.plan, gate=policy))
+    assert html.render(red).count('data-v="regressed"') + 1 == html.render(bundle).count('data-v="regressed"')
+
+
+def test_drill_down_carries_launches_order_command_log_and_cases(green: RunBundle, red: RunBundle) -> None:
+    text = html.render(green)
+    assert "22 launches in order: AB BA AB | AB BA" in text
+    assert "orchestrator run matrix.yaml --only &#39;e0c44f19&#39;" in text
+    assert "ready after 3.1 s" in text
+    assert "fused_experts float32 M=33" in text
+    assert "The kernels predict <b>+64.0 %</b>" in text
+    failing = html.render(red)
+    assert "E=8.json:3 num_warps 3" in failing
+    assert "2 void, not paired" in failing
+    assert "About 14 more pairs would settle it" in failing
+
+
+def test_confidence_is_stated(green: RunBundle, red: RunBundle) -> None:
+    words = Document(html.render(green)).words
+    assert "0 of 1 A/A cell flagged" in words
+    assert "every one of them a change of" in words
+    assert "has no A/A cells" in Document(html.render(red)).words
+
+
+def test_links_lead_somewhere(red: RunBundle, green: RunBundle) -> None:
+    for bundle in (red, green):
+        document = Document(html.render(bundle))
+        ids = document.values("id")
+        assert len(ids) == len(set(ids))
+        for href in document.values("href"):
+            assert href.startswith(("#", "data:image/svg+xml,"))
+            if href.startswith("#") and "?" not in href:
+                assert href[1:] in ids, href
+
+
+def test_nothing_is_loaded_and_the_policy_admits_exactly_our_code(green: RunBundle) -> None:
+    text = html.render(green)
+    document = Document(text)
+    policy = next(v for v in document.values("content") if "default-src" in v)
+    assert policy.startswith("default-src 'none';")
+    for tag in ("script", "style"):
+        body = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.S)
+        assert body is not None
+        digest = base64.b64encode(hashlib.sha256(body[1].encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert document.tags["script"] == 1
+    assert not {"src", "style", "srcset", "action"} & {name for _, name, _ in document.attributes}
+    assert not any(name.startswith("on") for _, name, _ in document.attributes)
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "@import" not in text
+    assert "url(" not in text
+
+
+def test_script_stays_small() -> None:
+    assert len(html.inline_asset("report.js")[0].encode()) <= 10_000
+
+
+def test_accessibility_of_the_form(green: RunBundle) -> None:
+    text = html.render(green)
+    document = Document(text)
+    assert ("html", "lang", "en") in document.attributes
+    assert document.tags["h1"] == 1
+    assert document.tags["main"] == 1
+    svgs = re.findall(r"<svg [^>]*>.{0,40}", text.replace("%3Csvg", ""))
+    assert svgs
+    for found in svgs:
+        assert ('role="img"' in found and "<title>" in found) or 'class="axis"' in found
+    scopes = re.findall(r"<th(?![a-z])[^>]*>", text)
+    assert all("scope=" in th for th in scopes)
+    assert "prefers-color-scheme: dark" in text
+    assert "prefers-reduced-motion" in text
+    assert "@media print" in text
+
+
+def test_rendering_is_reproducible(green: RunBundle) -> None:
+    assert html.render(green) == html.render(green)
+
+
+def test_an_empty_run_renders() -> None:
+    plan = Plan("none", "m.yaml", "0" * 64, "2026-11-29T00:00:00Z", "0.1.0", (), (), (), (), (), None, GatePolicy())
+    bundle = RunBundle(plan, (), {}, Comparison(()), GateResult(3, "NO ANSWER: the plan has no cells", (), {}))
+    words = Document(html.render(bundle)).words
+    assert "Incomplete" in words
+    assert "This run compares no arms." in words
+    assert "No cell was compared." in words
+
+
+def test_a_run_cut_short_renders(green: RunBundle) -> None:
+    cut = tuple(CellOutcome(cell.id, "RUNNING") for cell in green.plan.cells[:2])
+    bundle = dataclasses.replace(
+        green, outcomes=cut, measurements={}, comparison=Comparison(()), gate=GateResult(130, "interrupted", (), {})
+    )
+    words = Document(html.render(bundle)).words
+    assert "Interrupted" in words
+    assert words.count("no attempt was made") >= len(green.plan.cells) - 2
+
+
+def test_300_cells_weigh_less_than_one_and_a_half_megabytes(many: Callable[[int], RunBundle]) -> None:
+    bundle = many(300)
+    chatty = tuple(dataclasses.replace(o, log_tail="a long line of a server's log\n" * 400) for o in bundle.outcomes)
+    text = html.render(dataclasses.replace(bundle, outcomes=chatty))
+    assert len(text.encode()) < 1_500_000
+    document = Document(text)
+    assert document.values("class").count("detail") + document.values("class").count("detail matters") == 300
+
+
+@pytest.mark.slow
+def test_10_000_cells_render_in_time_and_memory(many: Callable[[int], RunBundle]) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    bundle = many(10_000)
+    started = time.monotonic()
+    text = html.render(bundle)
+    assert time.monotonic() - started < 20
+    assert text.count("<tr data-v=") == 10_000
+    assert "quietest cells have a row but no drill-down" in text
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown_kib < 1 << 20
+
+
+def test_the_table_begins_with_what_needs_a_person_and_moved_most(many: Callable[[int], RunBundle]) -> None:
+    text = html.render(many(120))
+    rows = re.findall(r'<tr data-v="(\w+)" data-r="(\d)" data-k="[\w-]+" data-g="([-\d.e]+)"', text)
+    assert len(rows) == 120
+    keys = [(int(rank), -abs(float(gain))) for _, rank, gain in rows]
+    assert keys == sorted(keys)
