@@ -244,12 +244,10 @@ def ensure(
             out[spec.name] = _referenced(client, spec.name, spec.reference)
             continue
         bare = request(spec, root)
-        base = bare.args.get("BASE") or bare.recipe.base or ""
-        local = _image(client, base) if base else None
-        base_labels = {"org.opencontainers.image.base.name": base} if base else {}
-        item = request(
-            spec, root, base_id=str(local.id) if local else "", labels={**shared, **base_labels}, timeout_s=timeout_s
-        )
+        bases = bare.recipe.bases(bare.target, bare.args)
+        local = {base: str(image.id) for base in bases if (image := _image(client, base)) is not None}
+        origin = {"org.opencontainers.image.base.name": " ".join(bases)}
+        item = request(spec, root, base_ids=local, labels={**shared, **origin}, timeout_s=timeout_s)
         found = _image(client, item.tag)
         if found is not None:
             out[spec.name] = _describe(client, spec.name, item.tag, found, False, 0.0)

@@ -10,7 +10,7 @@ import moegate
 from moegate.errors import PoolError
 from moegate.records import ImageSpec
 from orchestrator import daemon
-from orchestrator.images.request import read_recipe
+from orchestrator.images.request import request
 
 __all__ = ["obstacle", "stale_wheel"]
 
@@ -28,10 +28,12 @@ def obstacle(spec: ImageSpec, root: Path) -> str | None:
         return None if found else f"image {spec.reference} is neither here nor pullable"
     if spec.dockerfile is None:
         return f"image {spec.name} names neither dockerfile nor reference"
-    recipe = read_recipe(root / spec.dockerfile)
-    base = spec.base or spec.args.get("BASE") or recipe.base
-    if base and not _present_or_pullable(client, base):
-        return f"the base image {base} is not here and cannot be pulled (fix: make base-image)"
+    item = request(spec, root)
+    recipe = item.recipe
+    for base in recipe.bases(item.target, item.args):
+        if not _present_or_pullable(client, base):
+            fix = "make base-image" if "/" not in base else "check the name and this host's access to its registry"
+            return f"the base image {base} is not here and cannot be pulled (fix: {fix})"
     if not recipe.context.is_dir():
         return f"the build context {recipe.context.name}/ is missing (fix: make wheelhouse)"
     return stale_wheel(recipe.context)

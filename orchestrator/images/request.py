@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,8 @@ __all__ = ["BuildFailure", "BuildRequest", "BuiltImage", "Recipe", "read_recipe"
 
 _ARG = re.compile(r"^ARG\s+([A-Za-z_][A-Za-z0-9_]*)(?:=(\S+))?\s*$", re.MULTILINE)
 _STAGE = re.compile(r"^FROM\s+(?:--platform=\S+\s+)?(\S+)(?:\s+[Aa][Ss]\s+(\S+))?\s*$", re.MULTILINE)
+_COPY = re.compile(r"^COPY\s+(?:--\S+\s+)*--from=(\S+)")
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
 _CONTEXT = re.compile(r"^#\s*moegate-context:\s*(\S+)\s*$", re.MULTILINE)
 _NAME = re.compile(r"[^a-z0-9_.-]+")
 
@@ -37,10 +40,35 @@ class Recipe:
     stages: tuple[str, ...]
     context: Path
 
-    @property
-    def base(self) -> str | None:
-        """The default of the `BASE` argument: the image that the stages start from."""
-        return self.args.get("BASE")
+    def bases(self, target: str | None, given: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the images that the build of `target` (default: the last stage) starts from, sorted.
+
+        given: build arguments that replace the defaults.
+        """
+        values = {name: given.get(name, default or "") for name, default in self.args.items()}
+        parts = _stages(self.text, values)
+        names = [name for name, _, _ in parts]
+        wanted = [names.index(target) if target in names else len(parts) - 1]
+        found: set[str] = set()
+        for index in wanted:  # grows while it is walked
+            _, source, copies = parts[index]
+            for item in (source, *copies):
+                if item in names:
+                    wanted += [] if names.index(item) in wanted else [names.index(item)]
+                elif item != "scratch":
+                    found.add(item)
+        return tuple(sorted(found))
+
+
+def _stages(text: str, values: Mapping[str, str]) -> list[tuple[str, str, list[str]]]:
+    """Return (name, image or stage that it starts from, images or stages that it copies from) of each stage."""
+    parts: list[tuple[str, str, list[str]]] = []
+    for line in text.splitlines():
+        if match := _STAGE.match(line):
+            parts.append((match[2] or "", _VARIABLE.sub(lambda m: values.get(m[1], ""), match[1]), []))
+        elif parts and (match := _COPY.match(line)):
+            parts[-1][2].append(_VARIABLE.sub(lambda m: values.get(m[1], ""), match[1]))
+    return parts
 
 
 @dataclass(frozen=True)
@@ -132,7 +160,7 @@ def request(
     spec: ImageSpec,
     root: Path,
     *,
-    base_id: str = "",
+    base_ids: Mapping[str, str] | None = None,
     labels: dict[str, str] | None = None,
     timeout_s: float = 3600.0,
     network: str | None = None,
@@ -142,7 +170,7 @@ def request(
     Args:
         spec: an image with a `dockerfile` (relative to `root`).
         root: the project's root.
-        base_id: the base image's id where it is local, so that a re-made base gives a new tag.
+        base_ids: ids of the base images that are local, so that a re-made base gives a new tag.
         labels: OCI labels and our own; not part of the digest.
         timeout_s: wall clock of the whole build.
         network: `host` where the build has to reach an index through the host.
@@ -176,7 +204,7 @@ def request(
             "dockerfile": hashlib.sha256(recipe.text.encode()).hexdigest(),
             "target": spec.target,
             "args": args,
-            "base": base_id,
+            "bases": dict(base_ids or {}),
             "context": canonical.tree_digest(recipe.context) if recipe.context.is_dir() else "",
         }
     )

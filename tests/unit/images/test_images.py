@@ -47,7 +47,21 @@ def test_a_recipe_is_read_from_the_dockerfile(project: Path) -> None:
     assert recipe.args == {"BASE": "base:1", "TORCH": "2.13.0"}
     assert recipe.stages == ("packages", "runner")
     assert recipe.context == project / "context"
-    assert recipe.base == "base:1"
+    assert recipe.bases("runner", {}) == ("base:1",)
+    assert recipe.bases(None, {"BASE": "base:2"}) == ("base:2",)
+
+
+def test_the_bases_of_a_target_are_those_of_its_own_stages(project: Path) -> None:
+    file = project / "dockerfiles" / "y.Dockerfile"
+    file.write_text(
+        "ARG BASE=a:1\nARG OTHER=b/c:2\nARG ENGINE=d:3\nFROM ${OTHER} AS tools\nFROM ${BASE} AS runner\n"
+        "COPY --from=tools /x /x\nFROM ${ENGINE} AS engine\nCOPY --chown=1:1 --from=tools /x /x\n"
+        "FROM engine AS last\nFROM scratch AS nothing\n"
+    )
+    recipe = read_recipe(file)
+    assert recipe.bases("runner", {}) == ("a:1", "b/c:2")
+    assert recipe.bases("last", {"ENGINE": "e:4"}) == ("b/c:2", "e:4")
+    assert recipe.bases("nothing", {}) == ()
 
 
 def test_the_tag_follows_the_content_and_nothing_else(project: Path) -> None:
@@ -58,7 +72,7 @@ def test_the_tag_follows_the_content_and_nothing_else(project: Path) -> None:
         "argument": request(spec(args={"TORCH": "2.14.0"}), project).tag,
         "target": request(spec(target="packages"), project).tag,
         "base": request(spec(base="base:2"), project).tag,
-        "base content": request(spec(), project, base_id="sha256:1").tag,
+        "base content": request(spec(), project, base_ids={"base:1": "sha256:1"}).tag,
     }
     (project / "context" / "file").write_text("two")
     changed["context"] = request(spec(), project).tag
