@@ -21,7 +21,9 @@ FROM ${BASE} AS runner
 LABEL org.opencontainers.image.title="moegate (CPU)" \
       org.opencontainers.image.description="Kernel tuning, serving and checks on a CPU" \
       org.opencontainers.image.licenses="Apache-2.0"
-RUN groupadd --gid 10001 moegate && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin moegate
+RUN groupadd --gid 10001 moegate \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin moegate \
+    && install -d -m 1777 /cache
 COPY --from=packages /opt/moegate /opt/moegate
 # Our own wheel last: a change of ours costs one thin layer.
 COPY own/ /opt/moegate/own/
