@@ -17,7 +17,7 @@ from moegate import devices
 from moegate.configs.defaults import default_config, vllm_default_config
 from moegate.configs.names import ConfigKey, ParsedName, Projection, format_name, parse_name
 from moegate.configs.values import Engine, Value, load_config, nearest
-from moegate.configs.versions import parse_directory, search_order
+from moegate.configs.versions import directory_name, parse_directory, search_order
 from moegate.errors import UsageError
 
 Reason = Literal["exact", "alias", "older-triton", "newer-triton", "up-config", "default"]
@@ -163,6 +163,9 @@ class ConfigTree:
         """
         order = [(FLAT, "exact")] if self.flat else search_order(list(self.directories), triton)
         searched: list[str] = []
+        if not any(reason == "exact" for _, reason in order):
+            own = key.on(devices.normalise(key.device_name))
+            searched.append(f"{directory_name(triton)}/{format_name(own, projection)}")
         for directory, reason in order:
             for device, alias in devices.lookup_names(key.device_name):
                 for name in self._spellings(key.on(device), projection):
@@ -188,7 +191,7 @@ class ConfigTree:
         found: list[tuple[tuple[int, int, str], Candidate]] = []
         for item in self.files():
             other = item.parsed
-            if other is None or not isinstance(other.key, ConfigKey) or other.projection != projection:
+            if other is None or not isinstance(other.key, ConfigKey) or other.projection != projection or other.backend:
                 continue
             if (other.key.E, other.key.N) != (key.E, key.N):
                 continue

@@ -100,7 +100,8 @@ class Layout:
             name = "float32"
         if name == "int4_w4a16" and engine == "sglang":
             intermediate //= 2
-        visible = shape if shape is not None and all(shape) else None
+        # Only vLLM's default config looks at groups along k alone; names leave them out everywhere.
+        visible = shape if shape is not None and (all(shape) or engine == "vllm") else None
         return ConfigKey(experts, intermediate, device_name.strip().replace(" ", "_"), name, visible, channel)
 
     def shard(self, tp: int = 1, ep: int = 1) -> tuple[int, int]:

@@ -30,7 +30,7 @@ def lookup(root: Path | None, key: ConfigKey, projection: Projection, triton: st
     name = format_name(key.on(key.device_name.replace(" ", "_")), projection)
     if root is None:
         return Resolution(key, projection, None, "default", engine="sglang")
-    folder = root / "configs" if (root / "configs").is_dir() else root
+    folder = _configs_folder(root)
     exact = f"{_PREFIX}{triton.replace('.', '_')}"
     searched = [f"{exact}/{name}"]
     if (folder / exact / name).exists():
@@ -47,6 +47,15 @@ def lookup(root: Path | None, key: ConfigKey, projection: Projection, triton: st
         reason = "default" if up.reason == "default" else "up-config"
         return replace(up, projection="down", reason=reason, searched=(*searched, *up.searched))
     return Resolution(key, projection, None, "default", None, tuple(searched), engine="sglang")
+
+
+def _configs_folder(root: Path) -> Path:
+    """`root/configs`, which SGLang goes into unasked; or `root` where it is that folder already."""
+    if (root / "configs").is_dir():
+        return root / "configs"
+    if root.is_dir() and (root.name == "configs" or any(item.name.startswith(_PREFIX) for item in root.iterdir())):
+        return root
+    return root / "configs"
 
 
 def _found(folder: Path, searched: list[str], key: ConfigKey, projection: Projection, reason: Reason) -> Resolution:

@@ -1,0 +1,72 @@
+"""The device table: names, aliases, limits."""
+
+from __future__ import annotations
+
+import pytest
+
+from moegate import devices
+from moegate.dispatch import PLATFORM_NAMES
+from moegate.errors import UsageError
+
+
+def test_every_row_is_complete_and_unique() -> None:
+    names = [device.name for device in devices.DEVICES]
+    assert len(names) == len(set(names))
+    for device in devices.DEVICES:
+        assert device.platform in PLATFORM_NAMES
+        assert " " not in device.name
+        if device.vendor != "cpu":
+            assert device.smem_bytes is not None
+            assert 64 * 1024 <= device.smem_bytes <= 232448
+        for alias in device.aliases:
+            assert "#" in alias.source or "http" in alias.source, f"{alias.name} has no source"
+
+
+def test_no_alias_names_two_devices_as_a_spelling() -> None:
+    said = [a.name for d in devices.DEVICES for a in d.aliases if a.relation == "spelling"]
+    assert len(said) == len(set(said))
+
+
+@pytest.mark.parametrize(
+    ("spoken", "name"),
+    [
+        ("Intel(R) Arc(TM) Pro B60 Graphics", "Intel(R)_Arc(TM)_Pro_B60_Graphics"),
+        ("Intel(R) Graphics [0xe211]", "Intel(R)_Arc(TM)_Pro_B60_Graphics"),
+        ("AMD_Instinct_MI308X_OAM", "AMD_Instinct_MI308X"),
+        ("NVIDIA H200", "NVIDIA_H200"),
+    ],
+)
+def test_spellings_find_their_device(spoken: str, name: str) -> None:
+    found = devices.find(spoken)
+    assert found is not None
+    assert found.name == name
+
+
+def test_variants_lend_files_in_one_direction_only() -> None:
+    assert [name for name, _ in devices.lookup_names("NVIDIA H200 NVL")] == ["NVIDIA_H200_NVL", "NVIDIA_H200"]
+    assert [name for name, _ in devices.lookup_names("NVIDIA H200")] == ["NVIDIA_H200"]
+    assert [name for name, _ in devices.lookup_names("NVIDIA_H20-3e")] == ["NVIDIA_H20-3e", "NVIDIA_H20"]
+
+
+def test_a_shared_fallback_name_is_never_translated() -> None:
+    assert devices.lookup_names("AMD Radeon Graphics") == (("AMD_Radeon_Graphics", None),)
+    assert [name for name, _ in devices.lookup_names("AMD_Instinct_MI300X")] == [
+        "AMD_Instinct_MI300X",
+        "AMD_Instinct_MI300X_OAM",
+        "AMD_Radeon_Graphics",
+    ]
+
+
+def test_an_unknown_device_is_named_with_its_neighbours() -> None:
+    with pytest.raises(UsageError, match="NVIDIA_H200") as caught:
+        devices.get("NVIDIA H2000")
+    assert caught.value.field == "device_name"
+    assert not devices.is_reported("NVIDIA_H100")
+    assert devices.is_reported("NVIDIA_L20Y")
+
+
+def test_the_b60_has_no_fp8_matrix_unit() -> None:
+    b60 = devices.get("Intel(R)_Arc(TM)_Pro_B60_Graphics")
+    assert not b60.fp8_matrix_unit
+    assert b60.smem_bytes == 131072
+    assert devices.get("NVIDIA_H200").fp8_matrix_unit
