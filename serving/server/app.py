@@ -135,9 +135,7 @@ async def _send_failure(send: Send, message: str, started: bool) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def _whole(
-    request: Request, link: Link, stream: Stream, writer: Writer, completion: Completion
-) -> Response:
+async def _whole(request: Request, link: Link, stream: Stream, writer: Writer, completion: Completion) -> Response:
     """Collect the whole answer, unless the client leaves first."""
 
     async def collect() -> None:

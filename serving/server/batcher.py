@@ -91,9 +91,7 @@ class Batcher:
         if not batch:
             return []
         self.sizes[len(batch)] += 1
-        logits = self._decode(
-            [r.tokens[-1] for r in batch], [r.position for r in batch], [r.slot for r in batch]
-        )
+        logits = self._decode([r.tokens[-1] for r in batch], [r.position for r in batch], [r.slot for r in batch])
         return self._take(batch, logits[: len(batch)])
 
     def _admit(self) -> list[Request]:

@@ -172,9 +172,7 @@ def _layer(spec: DecoderSpec, source: Source, index: int) -> LayerWeights:
         out=source.get(attn + "o_proj.weight", (hidden, widths["q"])),
         out_bias=source.get(attn + "o_proj.bias", (hidden,)) if bias else None,
         mlp=(
-            _moe(spec, source, at)
-            if index in spec.moe_layers
-            else _mlp(source, f"{at}mlp.", hidden, spec.intermediate)
+            _moe(spec, source, at) if index in spec.moe_layers else _mlp(source, f"{at}mlp.", hidden, spec.intermediate)
         ),
     )
 

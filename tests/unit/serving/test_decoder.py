@@ -26,7 +26,9 @@ DEEPSEEK = {
 }  # fmt: skip
 CONFIGS = {
     "deepseek": DEEPSEEK,
-    "deepseek-grouped": {**DEEPSEEK, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": True},
+    "deepseek-grouped": {
+        **DEEPSEEK, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": True,
+    },
     "deepseek-v3": {
         **DEEPSEEK, "architectures": ["DeepseekV3ForCausalLM"], "n_group": 4, "topk_group": 2, "norm_topk_prob": True,
         "routed_scaling_factor": 2.5,

@@ -79,7 +79,9 @@ def test_fewer_rows_than_the_graph_has_slots(graphs: bool) -> None:
         # And the next step, with another batch in the same graph.
         padded = torch.tensor([[11, 12, 0, 0], [3, 4, -1, -1], [0, 5, 0, 0]])
         again = GraphedDecode.__call__(step, [11, 12, 13], [3, 4, 2], [0, 5, 3])
-        alone = eager.decode(torch.tensor([11, 12, 13, 0]), torch.tensor([3, 4, 2, -1]), torch.tensor([0, 5, 3, 0]), 256)
+        alone = eager.decode(
+            torch.tensor([11, 12, 13, 0]), torch.tensor([3, 4, 2, -1]), torch.tensor([0, 5, 3, 0]), 256
+        )
         assert torch.equal(again, alone[:3])
         if isinstance(live, Replayed):
             assert live.replays == 2

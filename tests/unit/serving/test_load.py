@@ -191,6 +191,6 @@ def test_shipped_samples_are_what_the_script_makes() -> None:
 )  # fmt: skip
 def test_wrong_samples_are_refused_with_their_line(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "s.jsonl").write_text(text)
-    with pytest.raises(UsageError, match="s.jsonl") as caught:
+    with pytest.raises(UsageError, match=r"s\.jsonl") as caught:
         read_samples(tmp_path / "s.jsonl")
     assert words in str(caught.value)

@@ -117,8 +117,7 @@ def test_messages_cross_the_channel_in_pieces() -> None:
         assert await peer.receive() == {"op": "info"}
         peer.close()
         with pytest.raises(EOFError):
-            while True:
-                await asyncio.to_thread(channel.receive, True)
+            await asyncio.to_thread(channel.receive, True)
 
     asyncio.run(talk())
     channel._socket.close()
@@ -220,7 +219,7 @@ GOOD = {"prompt": [1, 2, 3], "max_tokens": 4}
         ({"prompt": [-1]}, "prompt", 400), ({"prompt": [True]}, "prompt", 400), ({"prompt": [1.5]}, "prompt", 400),
         ({"prompt": [1] * 30, "max_tokens": 3}, "prompt", 400), ({**GOOD, "max_tokens": 0}, "max_tokens", 400),
         ({**GOOD, "max_tokens": "4"}, "max_tokens", 400), ({**GOOD, "max_tokens": 99}, "max_tokens", 400),
-        ({**GOOD, "temperature": 0.7}, "temperature", 400), ({**GOOD, "n": 2}, "n", 400), ({**GOOD, "n": True}, "n", 200),
+        ({**GOOD, "temperature": 0.7}, "temperature", 400), ({**GOOD, "n": 2}, "n", 400),
         ({**GOOD, "best_of": 4}, "best_of", 400), ({**GOOD, "echo": True}, "echo", 400),
         ({**GOOD, "stop": ["x"]}, "stop", 400), ({**GOOD, "logprobs": 5}, "logprobs", 400),
         ({**GOOD, "logit_bias": {"1": 2}}, "logit_bias", 400), ({**GOOD, "stream": "yes"}, "stream", 400),
@@ -230,9 +229,6 @@ GOOD = {"prompt": [1, 2, 3], "max_tokens": 4}
 )  # fmt: skip
 def test_bodies_that_cannot_be_served(body: object, field: str | None, status: int) -> None:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    if status == 200:
-        assert parse(raw, LIMITS).max_tokens == 4
-        return
     with pytest.raises(BadRequest) as caught:
         parse(raw, LIMITS)
     assert (caught.value.field, caught.value.status) == (field, status)

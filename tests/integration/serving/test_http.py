@@ -1,0 +1,149 @@
+"""The server over real HTTP: answers, refusals, a full queue, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+
+GOOD = {"prompt": [1, 2, 3], "max_tokens": 6, "ignore_eos": True}
+
+
+def call(url: str, path: str, body: object = None, raw: bytes | None = None) -> tuple[int, dict, dict]:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
+    data = raw if raw is not None else None if body is None else json.dumps(body).encode()
+    connection.request("GET" if data is None else "POST", path, body=data)
+    response = connection.getresponse()
+    text = response.read()
+    connection.close()
+    return response.status, json.loads(text) if text else {}, dict(response.getheaders())
+
+
+def events(url: str, body: dict) -> list[str]:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
+    connection.request("POST", "/v1/completions", body=json.dumps(body).encode())
+    response = connection.getresponse()
+    assert response.getheader("content-type").startswith("text/event-stream")
+    text = response.read().decode()
+    connection.close()
+    return [line.removeprefix("data: ") for line in text.strip().split("\n\n")]
+
+
+def test_a_stream_and_a_whole_answer_agree(server: str) -> None:
+    status, whole, _ = call(server, "/v1/completions", GOOD)
+    assert status == 200
+    *chunks, usage, done = events(server, {**GOOD, "stream": True, "stream_options": {"include_usage": True}})
+    assert done == "[DONE]"
+    parsed = [json.loads(chunk) for chunk in chunks]
+    ids = [token for chunk in parsed for token in chunk["choices"][0]["token_ids"]]
+    assert ids == whole["choices"][0]["token_ids"]
+    assert len(ids) == 6
+    assert json.loads(usage)["usage"] == whole["usage"]
+    assert parsed[-1]["choices"][0]["finish_reason"] == "length"
+    assert {chunk["object"] for chunk in parsed} == {"text_completion"}
+    assert events(server, {**GOOD, "stream": True})[-1] == "[DONE]"
+
+
+def test_models_health_and_unknown_paths(server: str) -> None:
+    status, models, _ = call(server, "/v1/models")
+    assert (status, models["data"][0]["id"], models["data"][0]["max_model_len"]) == (200, "tiny-moe", 512)
+    assert call(server, "/health")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "field"),
+    [
+        (b"{", 400, None), (b"", 400, None), (b'{"prompt": "text"}', 400, "prompt"),
+        (b'{"prompt": [512]}', 400, "prompt"),
+        (json.dumps({"prompt": [1] * 600}).encode(), 400, "prompt"),
+        (json.dumps({**GOOD, "temperature": 1.0}).encode(), 400, "temperature"),
+        (json.dumps({**GOOD, "model": "gpt"}).encode(), 404, "model"), (b"[" + b"1," * 5_000_000 + b"1]", 413, None),
+    ],
+)  # fmt: skip
+def test_bad_bodies_get_openais_error(server: str, raw: bytes, status: int, field: str | None) -> None:
+    got, body, _ = call(server, "/v1/completions", raw=raw)
+    assert (got, body["error"]["param"]) == (status, field)
+    assert body["error"]["type"] == "invalid_request_error"
+    assert call(server, "/v1/completions", GOOD)[0] == 200, "the server goes on"
+
+
+async def _leave(session: aiohttp.ClientSession, url: str, body: dict, after: int) -> None:
+    """Read `after` chunks of an answer, then hang up."""
+    async with session.post(f"{url}/v1/completions", json=body) as response:
+        for _ in range(after):
+            await response.content.readuntil(b"\n\n")
+        response.close()
+
+
+def test_clients_that_leave_free_their_slots(server: str, until) -> None:
+    long = {**GOOD, "max_tokens": 480, "stream": True}
+
+    async def crowd() -> None:
+        async with aiohttp.ClientSession() as session:
+            await asyncio.gather(*(_leave(session, server, long, after) for after in (1, 2, 3, 1, 1, 2)))
+            # One that leaves before a whole answer is there, and one that never reads.
+            task = asyncio.ensure_future(session.post(f"{server}/v1/completions", json={**long, "stream": False}))
+            await asyncio.sleep(0.05)
+            task.cancel()
+
+    asyncio.run(crowd())
+    until(lambda: call(server, "/v1/server_info")[1]["free_slots"] == 4, 10)
+    info = call(server, "/v1/server_info")[1]
+    assert (info["running"], info["waiting"], info["open_requests"]) == (0, 0, 0)
+    assert call(server, "/v1/completions", GOOD)[0] == 200
+
+
+def test_a_full_queue_is_a_503_and_nobody_admitted_is_lost(server: str) -> None:
+    body = {**GOOD, "max_tokens": 300}
+
+    async def crowd() -> list[int]:
+        async with aiohttp.ClientSession() as session:
+
+            async def one() -> int:
+                async with session.post(f"{server}/v1/completions", json=body) as response:
+                    answer = await response.json()
+                    if response.status == 200:
+                        assert len(answer["choices"][0]["token_ids"]) == 300
+                    else:
+                        assert response.headers["Retry-After"] == "1"
+                    return response.status
+
+            return await asyncio.gather(*(one() for _ in range(16)))
+
+    statuses = asyncio.run(crowd())
+    assert set(statuses) == {200, 503}
+    assert statuses.count(200) == 10, "four slots and six that may wait"
+
+
+def test_answers_are_the_same_alone_and_in_a_crowd(server: str) -> None:
+    prompts = [[index * 5 + 1, 7, index] for index in range(8)]
+    alone = [call(server, "/v1/completions", {**GOOD, "prompt": p})[1]["choices"][0]["token_ids"] for p in prompts]
+
+    async def crowd() -> list[list[int]]:
+        async with aiohttp.ClientSession() as session:
+
+            async def one(prompt: list[int]) -> list[int]:
+                async with session.post(f"{server}/v1/completions", json={**GOOD, "prompt": prompt}) as response:
+                    return (await response.json())["choices"][0]["token_ids"]
+
+            return await asyncio.gather(*map(one, prompts))
+
+    assert asyncio.run(crowd()) == alone
+
+
+def test_server_info_is_proof(server: str) -> None:
+    call(server, "/v1/completions", GOOD)
+    info = call(server, "/v1/server_info")[1]
+    proof = info["proof"]
+    assert (proof["engine"], proof["requested_backend"], proof["resolved_backend"]) == ("moegate", "auto", "torch")
+    assert proof["chain"][-1]["chosen"]
+    assert set(proof["calls"]) == {"torch"}
+    assert proof["calls"]["torch"] == sum(info["batch_sizes"].values())  # one MoE layer
+    assert info["device"]["kind"] == "cpu"
+    assert info["peak_memory_bytes"] > 1 << 20
