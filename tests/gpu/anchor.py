@@ -61,7 +61,9 @@ class Anchor:
     def __init__(self, kernels: Any, w: dict[str, torch.Tensor | None], topk: int, block: bool) -> None:
         self.k, self.w, self.topk, self.block = kernels, w, topk, block
 
-    def _gemm(self, x: Any, name: str, out: Any, weights: Any, ids: Any, al: Any, mul: bool, topk: int, cfg: Any) -> Any:
+    def _gemm(
+        self, x: Any, name: str, out: Any, weights: Any, ids: Any, al: Any, mul: bool, topk: int, cfg: Any
+    ) -> Any:
         config = {k: v for k, v in cfg.items() if k in _FIELDS}
         self.k.invoke_fused_moe_kernel(
             x, self.w[name], None, out, None, self.w[name + "_scale"], None, weights, ids, *al, mul, topk, config,

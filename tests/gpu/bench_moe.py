@@ -115,7 +115,10 @@ class Problem:
         slots, rate = m * self.topk, 790e12 * (2 if self.mode == "fp8" else 1)
         up = (used * 2 * self.N * self.H * size + m * self.H * 2 + slots * self.N * 2, 4 * slots * self.N * self.H)
         down = (used * self.N * self.H * size + slots * (self.N + self.H) * 2, 2 * slots * self.N * self.H)
-        return sum(max(b / 4.3e12, f / rate) for n, (b, f) in {"up": up, "down": down}.items() if part in (n, "both")) * 1e6
+        return (
+            sum(max(b / 4.3e12, f / rate) for n, (b, f) in {"up": up, "down": down}.items() if part in (n, "both"))
+            * 1e6
+        )
 
 
 def align(ids: torch.Tensor, block: int, experts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -132,7 +135,7 @@ def align(ids: torch.Tensor, block: int, experts: int) -> tuple[torch.Tensor, to
     out[(ends - padded)[expert] + rank] = order.int()
     blocks = torch.arange(total // block, device=ids.device) * block
     experts_of = torch.searchsorted(ends, blocks, right=True).int()
-    return out, experts_of, torch.tensor([total], dtype=torch.int32, device=ids.device)
+    return out, experts_of, torch.tensor([total, 0], dtype=torch.int32, device=ids.device)
 
 
 def graph_us(calls: list[Any], replays: int = 5) -> tuple[float, Any]:
@@ -180,18 +183,38 @@ def their_call(k: Any, p: Problem, i: int, data: Any, al: Any, cfg: dict[str, An
 
 
 def variants(cfg: dict[str, Any], mode: str) -> list[dict[str, Any]]:
-    """Our kernel's rule-controlled options for a candidate, measured to choose the rules."""
+    """A candidate as our rules run it and, with --explore, with the rules' choices turned round."""
+    if not EXPLORE:
+        return [dict(cfg)]
+    if not cfg["USE_TMA"]:
+        return []
     out = [dict(cfg)]
     if cfg["BLOCK_SIZE_M"] <= 32 and cfg["BLOCK_SIZE_N"] >= 64:
         out.append({**cfg, "SWAP_AB": True})
-    if mode == "fp8" and cfg["BLOCK_SIZE_M"] in (32, 64) and cfg["BLOCK_SIZE_N"] < 256:
-        out.extend({**o, "INLINE": o["BLOCK_SIZE_M"] == 64} for o in list(out))
-    return out
+    if mode == "fp8":
+        out = [{**o, "INLINE": flag} for o in out for flag in ((False, True) if o["BLOCK_SIZE_M"] <= 32 else (False,))]
+    size, rows = (1 if mode == "fp8" else 2), cfg["BLOCK_SIZE_M"] + cfg["BLOCK_SIZE_N"]
+    shared = cfg["num_stages"] * rows * cfg["BLOCK_SIZE_K"] * size + cfg["BLOCK_SIZE_M"] * cfg["BLOCK_SIZE_N"]
+    fit = max(1, min(8, 233472 // (shared + 1024)))
+    return [{**o, "PROGRAMS": n} for o in out for n in (0, fit)]
 
 
-def compile_worker(job: tuple[str, str, list[int], int, int]) -> int:
+def gemv_configs() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Up and down configs of our matrix-vector path."""
+    base = {"BLOCK_SIZE_M": 1, "GROUP_SIZE_M": 1}
+    ups = [{**base, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "num_warps": w} for n, k, w in
+           ((16, 2048, 4), (16, 2048, 8), (16, 1024, 4), (32, 1024, 8))]  # fmt: skip
+    downs = [{**base, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": 1024, "num_warps": w} for n, w in ((4, 4), (4, 8), (8, 8))]
+    return [(u, d) for u in ups for d in downs]
+
+
+EXPLORE = False
+
+
+def compile_worker(job: tuple[str, str, list[int], int, int, bool]) -> int:
     """Compile a share of the candidates by running them on a tiny problem."""
-    shape, mode, tokens, share, shares = job
+    global EXPLORE
+    shape, mode, tokens, share, shares, EXPLORE = job
     k = anchor.load(lambda x, g: per_token_group_quant_fp8(x, g))
     p = Problem(shape, mode, copies=1, experts=2)
     done = 0
@@ -203,7 +226,7 @@ def compile_worker(job: tuple[str, str, list[int], int, int]) -> int:
             data = p.inputs(m, 0)
             al = align(data[2], cfg["BLOCK_SIZE_M"], p.E)
             for part in ("up", "down"):
-                calls = [their_call(k, p, 0, data, al, cfg, part)]
+                calls = [] if EXPLORE else [their_call(k, p, 0, data, al, cfg, part)]
                 if m == 1:
                     calls += [our_call(p, 0, data, al, v, part) for v in variants(cfg, mode)]
                 for call in calls:
@@ -260,23 +283,37 @@ def measure(p: Problem, k: Any, m: int, rounds: int = 4) -> dict[str, Any]:
     blocks = {c["BLOCK_SIZE_M"] for c in configs(p.mode, m)}
     als = {b: [align(d[2], b, p.E) for d in datas] for b in blocks}
     k.is_arch_support_pdl = lambda: False
-    mine, theirs = best_of(p, k, m, datas, als, "ours"), best_of(p, k, m, datas, als, "sglang")
-    bm, tm = mine["up"]["BLOCK_SIZE_M"], theirs["up"]["BLOCK_SIZE_M"]
-    graphs = {}
-    ours_calls = [our_call(p, i, datas[i], als[bm][i], mine["up"], "chain", mine["down"]) for i in range(INNER)]
-    _, graphs["ours"] = graph_us(ours_calls)
-    for name, pdl in (("sglang", False), ("sglang_pdl", True)):
-        k.is_arch_support_pdl = lambda pdl=pdl: pdl
-        calls = [their_call(k, p, i, datas[i], als[tm][i], theirs["up"], "chain", theirs["down"]) for i in range(INNER)]
-        _, graphs[name] = graph_us(calls)
-    us: dict[str, list[float]] = {n: [] for n in graphs}
+    mine = best_of(p, k, m, datas, als, "ours")
+    floor = {part: p.floor_us(m, part) for part in ("up", "down")}
+    row: dict[str, Any] = {"m": m, "ours": mine, "floor_us": floor}
+    graphs: dict[str, Any] = {}
+
+    def ours_chain(up: Any, down: Any) -> tuple[float, Any]:
+        al = als.get(up["BLOCK_SIZE_M"], als[min(als)])
+        return graph_us([our_call(p, i, datas[i], al[i], up, "chain", down) for i in range(INNER)])
+
+    us, graphs["ours"] = ours_chain(mine["up"], mine["down"])
+    if m * p.topk <= 16:
+        for up, down in gemv_configs():
+            other, graph = ours_chain(up, down)
+            log(f"{p.mode} m={m} gemv {list(up.values())} {list(down.values())} {other:.2f}")
+            if other < us:
+                us, graphs["ours"], row["gemv"] = other, graph, {"up": up, "down": down}
+    if not EXPLORE:
+        theirs = row["sglang"] = best_of(p, k, m, datas, als, "sglang")
+        tm = theirs["up"]["BLOCK_SIZE_M"]
+        for name, pdl in (("sglang", False), ("sglang_pdl", True)):
+            k.is_arch_support_pdl = lambda pdl=pdl: pdl
+            _, graphs[name] = graph_us([
+                their_call(k, p, i, datas[i], als[tm][i], theirs["up"], "chain", theirs["down"]) for i in range(INNER)
+            ])  # fmt: skip
+    times: dict[str, list[float]] = {n: [] for n in graphs}
     for r in range(rounds):
         for name in list(graphs) if r % 2 == 0 else list(graphs)[::-1]:
-            us[name].append(replay_us(graphs[name], INNER, 5))
-    chain = {n: statistics.median(v) for n, v in us.items()}
-    base = min(chain["sglang"], chain["sglang_pdl"])
-    return {"m": m, "ours": mine, "sglang": theirs, "chain_us": chain, "ratio": base / chain["ours"],
-            "floor_us": {part: p.floor_us(m, part) for part in ("up", "down")}}  # fmt: skip
+            times[name].append(replay_us(graphs[name], INNER, 5))
+    chain = row["chain_us"] = {n: statistics.median(v) for n, v in times.items()}
+    row["ratio"] = min(v for n, v in chain.items() if EXPLORE or n != "ours") / chain["ours"]
+    return row
 
 
 def check(p: Problem, k: Any) -> dict[str, float]:
@@ -306,13 +343,18 @@ def main() -> int:
     parser.add_argument("--mode", choices=("bf16", "fp8"), required=True)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
+    parser.add_argument("--explore", action="store_true", help="only our kernel, with its rules turned round")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--deadline", type=float, default=270.0, help="seconds after which no new batch size starts")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    global EXPLORE
+    EXPLORE = args.explore
     begin = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
-        jobs = [(s, args.mode, args.tokens, i, args.workers) for s in args.shapes for i in range(args.workers)]
+        jobs = [
+            (s, args.mode, args.tokens, i, args.workers, args.explore) for s in args.shapes for i in range(args.workers)
+        ]
         counts = pool.map(compile_worker, jobs, chunksize=1)
     print(f"compiled and ran {sum(counts)} in {time.monotonic() - begin:.0f} s", flush=True)
     k = anchor.load(lambda x, g: per_token_group_quant_fp8(x, g))
@@ -323,19 +365,16 @@ def main() -> int:
     for shape in args.shapes:
         p = Problem(shape, args.mode)
         entry: dict[str, Any] = {"dims": SHAPES[shape], "errors": check(p, k), "rows": []}
-        print(shape, {n: f"{v:.1e}" for n, v in entry["errors"].items()}, f"{time.monotonic() - begin:.0f}s", flush=True)
+        print(
+            shape, {n: f"{v:.1e}" for n, v in entry["errors"].items()}, f"{time.monotonic() - begin:.0f}s", flush=True
+        )
         result["shapes"][shape] = entry
         for m in args.tokens:
             if time.monotonic() - begin > args.deadline:
                 break
             row = measure(p, k, m)
             entry["rows"].append(row)
-            c, f = row["chain_us"], row["floor_us"]
-            print(f"{shape} M={m:5d} ratio {row['ratio']:.3f} ours {c['ours']:.1f} sgl {c['sglang']:.1f} "
-                  f"pdl {c['sglang_pdl']:.1f} | up {row['ours']['up_us']:.1f} ({f['up'] / row['ours']['up_best_us']:.2f} of floor)"
-                  f" vs {row['sglang']['up_us']:.1f} down {row['ours']['down_us']:.1f} ({f['down'] / row['ours']['down_us']:.2f})"
-                  f" vs {row['sglang']['down_us']:.1f} | {short(row['ours']['up'])} / {short(row['ours']['down'])} | "
-                  f"{short(row['sglang']['up'])} / {short(row['sglang']['down'])}", flush=True)  # fmt: skip
+            print(describe(shape, row), flush=True)
         del p
         DEV.empty_cache()
         args.out.write_text(json.dumps(result, indent=1))
@@ -347,10 +386,27 @@ def main() -> int:
     return 0
 
 
+def describe(shape: str, row: dict[str, Any]) -> str:
+    """One line of the table."""
+    f, mine = row["floor_us"], row["ours"]
+    text = f"{shape} M={row['m']:5d} ratio {row['ratio']:.3f} " + " ".join(
+        f"{n} {v:.1f}" for n, v in row["chain_us"].items()
+    )
+    text += f" | up {mine['up_us']:.1f} ({f['up'] / mine['up_best_us']:.2f}) down {mine['down_us']:.1f} "
+    text += f"({f['down'] / mine['down_us']:.2f}) {short(mine['up'])} / {short(mine['down'])}"
+    if "gemv" in row:
+        text += f" gemv {list(row['gemv']['up'].values())} {list(row['gemv']['down'].values())}"
+    if "sglang" in row:
+        t = row["sglang"]
+        text += f" | up {t['up_us']:.1f} down {t['down_us']:.1f} {short(t['up'])} / {short(t['down'])}"
+    return text
+
+
 def short(cfg: dict[str, Any]) -> str:
     """A config in one word."""
-    flags = [n for n in ("USE_TMA", "SWAP_AB", "INLINE") if cfg.get(n)]
-    return "-".join(str(cfg[n]) for n in anchor._FIELDS) + "".join("+" + f[0] for f in flags)
+    flags = [n[0] for n in ("USE_TMA", "SWAP_AB", "INLINE") if cfg.get(n)]
+    flags += [f"P{cfg['PROGRAMS']}"] if cfg.get("PROGRAMS") else []
+    return "-".join(str(cfg[n]) for n in anchor._FIELDS) + "".join("+" + f for f in flags)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ class Alignment:
 
     `sorted_ids` int32 [capacity]: flat index `token * topk + slot`; the padding value is `tokens * topk`.
     `expert_ids` int32 [capacity / block]: the expert of each block, -1 for tokens routed to no local expert. The
-    blocks of -1 come first. `num_post_padded` int32 [1]: used length of `sorted_ids`; entries beyond it are padding.
+    blocks of -1 come first. `num_post_padded` int32 [2]: used length of `sorted_ids` (entries beyond it are
+    padding), and how many blocks of -1 there are.
     """
 
     sorted_ids: torch.Tensor
@@ -51,7 +52,7 @@ def moe_align_block_size(topk_ids: torch.Tensor, block: int, num_experts: int) -
     blocks = cdiv(cap, block)
     sorted_ids = torch.empty(cap, dtype=torch.int32, device=device)
     expert_ids = torch.empty(blocks, dtype=torch.int32, device=device)
-    post = torch.empty(1, dtype=torch.int32, device=device)
+    post = torch.empty(2, dtype=torch.int32, device=device)
     if numel == 0:
         return Alignment(sorted_ids, expert_ids, post.zero_(), block)
     flat = topk_ids.reshape(-1)
@@ -79,14 +80,15 @@ def moe_align_block_size_reference(topk_ids: torch.Tensor, block: int, num_exper
     cap = capacity(numel, block, num_experts)
     sorted_ids = torch.full((cap,), numel, dtype=torch.int32)
     expert_ids = torch.full((cdiv(cap, block),), -1, dtype=torch.int32)
-    at = 0
+    at = inactive = 0
     for expert in range(-1, num_experts):
         mine = torch.nonzero(flat == expert).flatten().int()
         sorted_ids[at : at + mine.numel()] = mine
         used = cdiv(mine.numel(), block)
         expert_ids[at // block : at // block + used] = expert
         at += used * block
-    post = torch.tensor([at], dtype=torch.int32)
+        inactive = used if expert < 0 else inactive
+    post = torch.tensor([at, inactive], dtype=torch.int32)
     device = topk_ids.device
     return Alignment(sorted_ids.to(device), expert_ids.to(device), post.to(device), block)
 

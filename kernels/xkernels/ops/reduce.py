@@ -31,7 +31,7 @@ def moe_sum_reduce(
     factor = 1.0 if routed_scaling_factor is None else float(routed_scaling_factor)
     pdl = overlap and "pdl" in of(x).features()
     _k.sum_slots[(cdiv(tokens * h, _BLOCK),)](
-        x, out, tokens * h, h, x.stride(0), x.stride(1), x.stride(2), factor, TOPK=topk, BLOCK=_BLOCK, PDL=pdl,
+        x, out, tokens, h, x.stride(0), x.stride(1), x.stride(2), factor, TOPK=topk, BLOCK=_BLOCK, PDL=pdl,
         num_warps=4, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     return out

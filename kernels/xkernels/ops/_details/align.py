@@ -47,6 +47,7 @@ def align_one(ids_ptr, sorted_ptr, expert_ids_ptr, post_ptr, numel, cap, blocks,
     tl.debug_barrier()  # the padding must be written before the entries
     tl.store(sorted_ptr + place, offs, mask=bucket >= 0)
     tl.store(post_ptr, tl.sum(padded, 0))
+    tl.store(post_ptr + 1, tl.sum(tl.where(columns == 0, padded, 0), 0) // BLOCK)
     _expert_of_blocks(ends, expert_ids_ptr, blocks, BLOCK, BUCKETS, EXPERTS, 32, 0, 1)
 
 
@@ -88,4 +89,6 @@ def place(ids_ptr, counts_ptr, sorted_ptr, expert_ids_ptr, post_ptr, numel, chun
     tl.store(sorted_ptr + tl.sum(onehot * rank, 1), offs, mask=bucket >= 0)
     if pid == 0:
         tl.store(post_ptr, tl.sum(padded, 0))
+        tl.store(post_ptr + 1, tl.sum(tl.where(columns == 0, padded, 0), 0) // BLOCK)
+    tl.store(post_ptr + 1, tl.sum(tl.where(columns == 0, padded, 0), 0) // BLOCK)
     _expert_of_blocks(ends, expert_ids_ptr, blocks, BLOCK, BUCKETS, EXPERTS, 32, pid, chunks)

@@ -10,7 +10,8 @@ import torch
 
 from xkernels.device import of
 from xkernels.ops._details import moe_gemm as _k
-from xkernels.ops._details.common import cdiv
+from xkernels.ops._details import moe_gemv as _v
+from xkernels.ops._details.common import cdiv, next_power_of_2
 from xkernels.ops.align import Alignment, moe_align_block_size
 from xkernels.ops.mxfp4 import dequantize_mxfp4
 from xkernels.ops.prepared import GROUP, PreparedExperts, can_describe, deinterleave, make_descriptor
@@ -54,6 +55,8 @@ def run_triton(c: Call) -> torch.Tensor:
         )
     if c.x.shape[0] == 0:
         return torch.empty_like(c.x)
+    if int(c.up["BLOCK_SIZE_M"]) == 1:
+        return run_gemv(c)
     alignment = moe_align_block_size(c.ids, int(c.up["BLOCK_SIZE_M"]), c.experts.num_experts)
     return run_aligned(c, alignment)
 
@@ -65,6 +68,36 @@ def run_aligned(c: Call, alignment: Alignment) -> torch.Tensor:
     hidden = up_projection(c.x, c.experts, c.weights, alignment, c.up, c.weight_on_input, down=c.down)
     outs = down_projection(hidden, c.experts, c.weights, alignment, c.down, c.x.dtype, c.weight_on_input)
     return moe_sum_reduce(outs, c.scale, overlap=overlaps(c.down, c.x))
+
+
+def run_gemv(c: Call) -> torch.Tensor:
+    """Both projections as matrix-vector products: for a handful of routed entries (BLOCK_SIZE_M 1)."""
+    assert c.up is not None
+    assert c.down is not None
+    e, ids = c.experts, c.ids.contiguous()
+    tokens, topk = ids.shape
+    block = e.scheme.kind == "fp8_block"
+    if e.scheme.kind not in ("none", "fp8_block"):
+        raise ValueError(f"BLOCK_SIZE_M 1 serves unquantised and block-FP8 experts, not {e.scheme.kind}")
+    pdl = {"PDL": overlaps(c.up, c.x), "BLOCK_SCALES": block, "TOPK": topk, "GROUP_K": BLOCK_K}
+    hidden = torch.empty(tokens * topk, e.padded, dtype=c.x.dtype, device=c.x.device)
+    _, block_n, block_k = blocks_of(c.up)
+    n2 = e.w1.shape[1]
+    _v.up_gemv[(cdiv(n2, block_n), tokens * topk)](
+        c.x, e.w1, e.w1_scale, e.b1, hidden, c.weights, ids, n2, e.hidden, c.x.stride(0), c.x.stride(1),
+        e.w1.stride(0), e.w1.stride(1), *_scale_strides(e.w1_scale), hidden.stride(0), BLOCK_N=block_n,
+        BLOCK_K=block_k, GROUP_N=GROUP, HAS_BIAS=e.b1 is not None, MUL_WEIGHT=c.weight_on_input, **pdl,
+        **e.activation.constexprs(), **options(c.up, c.x),
+    )  # fmt: skip
+    out = torch.empty_like(c.x, memory_format=torch.contiguous_format)
+    _, block_n, _ = blocks_of(c.down)
+    _v.down_gemv[(cdiv(e.hidden, block_n), tokens)](
+        hidden, e.w2, e.w2_scale, e.b2, out, c.weights, ids, 1.0 if c.scale is None else float(c.scale), e.hidden,
+        e.intermediate, hidden.stride(0), e.w2.stride(0), e.w2.stride(1), *_scale_strides(e.w2_scale), out.stride(0),
+        BLOCK_N=block_n, BLOCK_K=max(BLOCK_K, next_power_of_2(e.intermediate)), GROUP_N=BLOCK_K,
+        HAS_BIAS=e.b2 is not None, MUL_WEIGHT=not c.weight_on_input, **pdl, **options(c.down, c.x),
+    )  # fmt: skip
+    return out
 
 
 def blocks_of(config: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -117,7 +150,7 @@ def up_projection(
     w1 = e.descriptors.get("w1", e.w1, block_n, block_k // _pack(e)) if tma else e.w1
     paired = block and e.scheme.block is not None and e.scheme.block[0] % (block_n // 2) == 0
     paired = paired and e.intermediate % BLOCK_K == 0
-    _k.up_gemm[(cdiv(rows, block_m) * cdiv(n2, block_n),)](
+    _k.up_gemm[(_programs(config, cdiv(rows, block_m) * cdiv(n2, block_n), x),)](
         xq, xs, w1, e.w1_scale, e.b1, out, scale, weights, alignment.sorted_ids, alignment.expert_ids,
         alignment.num_post_padded, slots, n2, k, xq.stride(0), xq.stride(1), xs_m, e.w1.stride(0), e.w1.stride(1),
         *_scale_strides(e.w1_scale), out.stride(0), rows, TOPK=topk, BLOCK_M=block_m, BLOCK_N=block_n,
@@ -154,20 +187,25 @@ def down_projection(
     a_tma = tma and not inline and can_describe(hidden.values) and k == hidden.values.shape[1]
     h = make_descriptor(hidden.values, block_m, block_k) if a_tma else hidden.values
     one = block and e.scheme.block is not None and e.scheme.block[0] % block_n == 0
-    _k.down_gemm[(cdiv(rows, block_m) * cdiv(n, block_n),)](
+    _k.down_gemm[(_programs(config, cdiv(rows, block_m) * cdiv(n, block_n), weights),)](
         h, hidden.scale, w2, e.w2_scale, e.b2, out, weights, alignment.sorted_ids, alignment.expert_ids,
         alignment.num_post_padded, tokens * topk, n, k, hidden.values.stride(0), *hidden.scale_strides,
         e.w2.stride(0), e.w2.stride(1), *_scale_strides(e.w2_scale), out.stride(1), BLOCK_M=block_m,
         BLOCK_N=block_n, BLOCK_K=block_k, GROUP=int(config.get("GROUP_SIZE_M", 1)), GROUP_N=BLOCK_K, GROUP_K=BLOCK_K,
         A_TMA=a_tma, W_TMA=tma, EVEN_N=n % block_n == 0, EVEN_K=k % block_k == 0, SCHEME=_SCHEMES[e.scheme.kind],
         SCALES="one" if one else "each", INLINE=inline, SWAP=_swap(config), HAS_BIAS=e.b2 is not None,
-        MUL_WEIGHT=not weight_on_input, PDL=overlaps(config, weights),
-        PREFETCH=int(config.get("PREFETCH", 0)) if overlaps(config, weights) else 0, **options(config, weights),
+        MUL_WEIGHT=not weight_on_input, PDL=overlaps(config, weights), **options(config, weights),
     )  # fmt: skip
     return out
 
 
 _SCHEMES = {"none": "none", "fp8_tensor": "row", "fp8_channel": "row", "fp8_block": "block", "mxfp4": "mxfp4"}
+
+
+def _programs(config: Mapping[str, Any], tiles: int, tensor: torch.Tensor) -> int:
+    """Size of the grid: one program per tile, or as many per multiprocessor as the config's PROGRAMS says."""
+    per_unit = int(config.get("PROGRAMS", 0))
+    return min(tiles, per_unit * of(tensor).limits().units) if per_unit else tiles
 
 
 def _pack(e: PreparedExperts) -> int:

@@ -10,7 +10,9 @@ The number of tokens enters as run-time integers that are not specialised: one c
 SCHEME says how weights are quantised: `none`; `row` (FP8, one scale per weight row, one per activation row);
 `block` (FP8, scales per GROUP_K columns); `mxfp4` (4-bit pairs with a scale per 32 columns). INLINE quantises the
 activation tile inside the loop. SWAP makes the weights the left operand, so that the matrix unit's long side is not
-wasted on a handful of tokens. PDL lets a kernel start while its predecessor drains.
+wasted on a handful of tokens. PDL lets a kernel start while its predecessor drains. Programs are persistent: each walks
+several tiles, and the two loops are flattened into one, so that a tile's first loads are under way while the tile
+before it finishes. With a grid of one program per tile that costs nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import triton.language as tl
 from xkernels.ops._details.activation import combine_gate
 from xkernels.ops._details.common import matmul_add, narrow, swizzle
 from xkernels.ops._details.mxfp4 import unpack
-from xkernels.ops._details.pdl import launch_dependents, prefetch_l2, wait_dependencies
+from xkernels.ops._details.pdl import launch_dependents, wait_dependencies
 from xkernels.ops._details.quant import quant_rows
 
 
@@ -81,49 +83,18 @@ def _block_scales(scale, n0, k, K, stride_n, stride_k, BLOCK_N: tl.constexpr, GR
 
 
 @triton.jit
-def _accumulate(a, a_scale, a_row, a_valid, row0, w, w_scale, expert, n0, N, K, stride_am, stride_ak, stride_asm,
-                stride_ask, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, dtype: tl.constexpr,
-                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_N: tl.constexpr,
-                GROUP_K: tl.constexpr, A_TMA: tl.constexpr, W_TMA: tl.constexpr, EVEN_N: tl.constexpr,
-                EVEN_K: tl.constexpr, MASK_M: tl.constexpr, SCHEME: tl.constexpr, SCALES: tl.constexpr,
-                INLINE: tl.constexpr, SWAP: tl.constexpr):  # fmt: skip
-    """Float32 tile [BLOCK_M, BLOCK_N] of a[a_row] @ w[expert].T, block scales applied."""
-    ks = tl.arange(0, BLOCK_K)
-    acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
-    w_scale_e = w_scale
+def _step(acc, x, y, s, ws, dtype: tl.constexpr, SCHEME: tl.constexpr, INLINE: tl.constexpr, SWAP: tl.constexpr):
+    """acc + x @ y.T for one k-step; block scales s (rows of x) and ws (rows of y) applied."""
     if SCHEME == "block":
-        w_scale_e = w_scale + expert * stride_wse
-        ws = _block_scales(w_scale_e, n0, 0, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N, GROUP_K, SCALES)
-        if not INLINE:
-            s = tl.load(a_scale + a_row * stride_asm, mask=a_valid, other=0.0)
-    for k in range(0, K, BLOCK_K):
-        if A_TMA:
-            x = a.load([row0, k])
-        else:
-            at = a + a_row[:, None] * stride_am + (k + ks)[None, :] * stride_ak
-            if EVEN_K and not MASK_M:
-                x = tl.load(at)
-            elif EVEN_K:
-                x = tl.load(at, mask=a_valid[:, None], other=0.0)
-            else:
-                x = tl.load(at, mask=a_valid[:, None] & (ks < K - k)[None, :], other=0.0)
-        y = _weights(w, w_scale, expert, n0, k, N, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N, BLOCK_K,
-                     W_TMA, EVEN_N, EVEN_K, SCHEME, dtype)  # fmt: skip
-        if SCHEME == "block":
-            if INLINE:
-                x, s = quant_rows(x.to(tl.float32), y.dtype)
-            both = (ws[:, None] * s[None, :]) if SWAP else (s[:, None] * ws[None, :])
-            part = tl.dot(y, tl.trans(x)) if SWAP else tl.dot(x, tl.trans(y))
-            ws = _block_scales(w_scale_e, n0, k + BLOCK_K, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N, GROUP_K, SCALES)
-            if not INLINE:
-                next_at = a_scale + a_row * stride_asm + ((k + BLOCK_K) // GROUP_K) * stride_ask
-                s = tl.load(next_at, mask=a_valid & (k + BLOCK_K < K), other=0.0)
-            acc += part * both
-        elif SWAP:
-            acc = matmul_add(y, tl.trans(x), acc)
-        else:
-            acc = matmul_add(x, tl.trans(y), acc)
-    return tl.trans(acc) if SWAP else acc
+        if INLINE:
+            x, s = quant_rows(x.to(tl.float32), y.dtype)
+        part = tl.dot(y, tl.trans(x)) if SWAP else tl.dot(x, tl.trans(y))
+        acc += part * ((ws[:, None] * s[None, :]) if SWAP else (s[:, None] * ws[None, :]))
+    elif SWAP:
+        acc = matmul_add(y, tl.trans(x), acc)
+    else:
+        acc = matmul_add(x, tl.trans(y), acc)
+    return acc
 
 
 @triton.jit(do_not_specialize=["num_valid", "stride_os"])
@@ -139,29 +110,65 @@ def up_gemm(x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, ex
     wait_dependencies(PDL)
     launch_dependents(PDL)
     num_n = tl.cdiv(N2, BLOCK_N)
-    pid = tl.program_id(0)
-    num_m = tl.load(post) // BLOCK_M
-    if pid >= num_m * num_n:
-        return
-    pid_m, pid_n = swizzle(pid, num_m, num_n, GROUP)
-    expert = tl.load(experts + pid_m).to(tl.int64)
-    if expert < 0:
-        return
+    first_m = tl.load(post + 1)
+    num_m = tl.load(post) // BLOCK_M - first_m
+    ks = tl.arange(0, BLOCK_K)
+    steps = tl.cdiv(K, BLOCK_K)
+    dtype: tl.constexpr = x.dtype.element_ty
+    for tile in tl.range(tl.program_id(0), num_m * num_n, tl.num_programs(0), flatten=True):
+        pid_m, pid_n = swizzle(tile, num_m, num_n, GROUP)
+        pid_m += first_m
+        expert = tl.load(experts + pid_m).to(tl.int64)
+        rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        slot = tl.load(sorted_ids + rows)
+        valid = slot < num_valid
+        token = (slot // TOPK).to(tl.int64)
+        n0 = pid_n * BLOCK_N
+        acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
+        s = valid
+        ws = valid
+        if SCHEME == "block":
+            ws = _block_scales(w_scale + expert * stride_wse, n0, 0, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
+                               GROUP_K, SCALES)  # fmt: skip
+            if not INLINE:
+                s = tl.load(x_scale + token * stride_xsm, mask=valid, other=0.0)
+        for step in range(steps):
+            k = step * BLOCK_K
+            at = x + token[:, None] * stride_xm + (k + ks)[None, :] * stride_xk
+            if EVEN_K:
+                a = tl.load(at, mask=valid[:, None], other=0.0)
+            else:
+                a = tl.load(at, mask=valid[:, None] & (ks < K - k)[None, :], other=0.0)
+            b = _weights(w, w_scale, expert, n0, k, N2, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N,
+                         BLOCK_K, W_TMA, EVEN_N, EVEN_K, SCHEME, dtype)  # fmt: skip
+            acc = _step(acc, a, b, s, ws, dtype, SCHEME, INLINE, SWAP)
+            if SCHEME == "block":
+                k += BLOCK_K
+                ws = _block_scales(w_scale + expert * stride_wse, n0, k, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
+                                   GROUP_K, SCALES)  # fmt: skip
+                if not INLINE:
+                    s = tl.load(x_scale + token * stride_xsm + k // GROUP_K, mask=valid & (k < K), other=0.0)
+        _finish_up(tl.trans(acc) if SWAP else acc, x_scale, w_scale, bias, out, out_scale, weight, sorted_ids, expert,
+                   pid_m, pid_n, num_valid, N2, stride_xsm, stride_wse, stride_out, stride_os, TOPK, BLOCK_M, BLOCK_N,
+                   SCHEME, QUANT_OUT, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA, LIMIT)  # fmt: skip
+
+
+@triton.jit
+def _finish_up(acc, x_scale, w_scale, bias, out, out_scale, weight, sorted_ids, expert, pid_m, pid_n, num_valid, N2,
+               stride_xsm, stride_wse, stride_out, stride_os, TOPK: tl.constexpr, BLOCK_M: tl.constexpr,
+               BLOCK_N: tl.constexpr, SCHEME: tl.constexpr, QUANT_OUT: tl.constexpr, HAS_BIAS: tl.constexpr,
+               MUL_WEIGHT: tl.constexpr, ACT: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):  # fmt: skip
+    """Scales, router weight, bias, activation and store of one tile of the up projection."""
     rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    slot = tl.load(sorted_ids + rows)
-    valid = slot < num_valid
-    token = (slot // TOPK).to(tl.int64)
-    n0 = pid_n * BLOCK_N
-    cols = n0 + tl.arange(0, BLOCK_N)
-    acc = _accumulate(x, x_scale, token, valid, 0, w, w_scale, expert, n0, N2, K, stride_xm, stride_xk, stride_xsm, 1,
-                      stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, x.dtype.element_ty, BLOCK_M, BLOCK_N,
-                      BLOCK_K, GROUP_N, GROUP_K, False, W_TMA, EVEN_N, EVEN_K, True, SCHEME, SCALES, INLINE,
-                      SWAP)  # fmt: skip
-    if SCHEME == "row":
-        acc *= tl.load(x_scale + token * stride_xsm, mask=valid, other=0.0)[:, None]
-        acc *= tl.load(w_scale + expert * stride_wse + cols, mask=cols < N2, other=0.0)[None, :]
-    if MUL_WEIGHT:
-        acc *= tl.load(weight + slot, mask=valid, other=0.0)[:, None]
+    cols = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    if SCHEME == "row" or MUL_WEIGHT:
+        slot = tl.load(sorted_ids + rows)
+        valid = slot < num_valid
+        if SCHEME == "row":
+            acc *= tl.load(x_scale + (slot // TOPK).to(tl.int64) * stride_xsm, mask=valid, other=0.0)[:, None]
+            acc *= tl.load(w_scale + expert * stride_wse + cols, mask=cols < N2, other=0.0)[None, :]
+        if MUL_WEIGHT:
+            acc *= tl.load(weight + slot, mask=valid, other=0.0)[:, None]
     if HAS_BIAS:
         acc += tl.load(bias + expert * N2 + cols, mask=cols < N2, other=0.0).to(tl.float32)[None, :]
     gate, up = _pair(acc, BLOCK_M, BLOCK_N)
@@ -176,6 +183,18 @@ def up_gemm(x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, ex
         tl.store(at, narrow(result, out.dtype.element_ty), mask=(half < N2 // 2)[None, :])
 
 
+@triton.jit
+def _zero_inactive(out, sorted_ids, first_m, num_n, N, num_valid, stride_out, BLOCK_M: tl.constexpr,
+                   BLOCK_N: tl.constexpr):  # fmt: skip
+    """Zeros for the entries of no local expert: their blocks come first."""
+    for tile in range(tl.program_id(0), first_m * num_n, tl.num_programs(0)):
+        slot = tl.load(sorted_ids + tile // num_n * BLOCK_M + tl.arange(0, BLOCK_M))
+        cols = tile % num_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        at = out + slot.to(tl.int64)[:, None] * stride_out + cols[None, :]
+        zeros = tl.zeros((BLOCK_M, BLOCK_N), out.dtype.element_ty)
+        tl.store(at, zeros, mask=(slot < num_valid)[:, None] & (cols < N)[None, :])
+
+
 @triton.jit(do_not_specialize=["num_valid", "stride_hsk"])
 def down_gemm(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, post, num_valid, N, K, stride_h,
               stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, stride_out,
@@ -183,37 +202,64 @@ def down_gemm(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, po
               GROUP_N: tl.constexpr, GROUP_K: tl.constexpr, A_TMA: tl.constexpr, W_TMA: tl.constexpr,
               EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SCHEME: tl.constexpr, SCALES: tl.constexpr,
               INLINE: tl.constexpr, SWAP: tl.constexpr, HAS_BIAS: tl.constexpr, MUL_WEIGHT: tl.constexpr,
-              PDL: tl.constexpr, PREFETCH: tl.constexpr):  # fmt: skip
+              PDL: tl.constexpr):  # fmt: skip
     """out[token, slot] = (h[row] @ w[expert].T + bias[expert]) * router weight; blocks of no expert write zeros."""
     num_n = tl.cdiv(N, BLOCK_N)
-    pid = tl.program_id(0)
-    num_m = tl.load(post) // BLOCK_M
-    if pid >= num_m * num_n:
-        wait_dependencies(PDL)
-        return
-    pid_m, pid_n = swizzle(pid, num_m, num_n, GROUP)
-    expert = tl.load(experts + pid_m).to(tl.int64)
-    rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    slot = tl.load(sorted_ids + rows)
-    valid = slot < num_valid
-    n0 = pid_n * BLOCK_N
-    cols = n0 + tl.arange(0, BLOCK_N)
-    if expert < 0:
-        wait_dependencies(PDL)
-        zero_at = out + slot.to(tl.int64)[:, None] * stride_out + cols[None, :]
-        zeros = tl.zeros((BLOCK_M, BLOCK_N), out.dtype.element_ty)
-        tl.store(zero_at, zeros, mask=valid[:, None] & (cols < N)[None, :])
-        return
-    if PREFETCH and not W_TMA:
-        lines = tl.arange(0, PREFETCH) * (1024 // w.dtype.element_ty.primitive_bitwidth)
-        prefetch_l2(w + expert * stride_we + tl.minimum(cols, N - 1).to(tl.int64)[:, None] * stride_wn
-                    + tl.minimum(lines, K - 1)[None, :])  # fmt: skip
+    first_m = tl.load(post + 1)
+    num_m = tl.load(post) // BLOCK_M - first_m
     wait_dependencies(PDL)
     launch_dependents(PDL)
-    acc = _accumulate(h, h_scale, rows.to(tl.int64), rows >= 0, pid_m * BLOCK_M, w, w_scale, expert, n0, N, K,
-                      stride_h, 1, stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk,
-                      out.dtype.element_ty, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, A_TMA, W_TMA, EVEN_N, EVEN_K,
-                      False, SCHEME, SCALES, INLINE, SWAP)  # fmt: skip
+    _zero_inactive(out, sorted_ids, first_m, num_n, N, num_valid, stride_out, BLOCK_M, BLOCK_N)
+    ks = tl.arange(0, BLOCK_K)
+    steps = tl.cdiv(K, BLOCK_K)
+    dtype: tl.constexpr = out.dtype.element_ty
+    for tile in tl.range(tl.program_id(0), num_m * num_n, tl.num_programs(0), flatten=True):
+        pid_m, pid_n = swizzle(tile, num_m, num_n, GROUP)
+        pid_m += first_m
+        expert = tl.load(experts + pid_m).to(tl.int64)
+        rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        row = rows.to(tl.int64)
+        n0 = pid_n * BLOCK_N
+        acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
+        s = row
+        ws = row
+        if SCHEME == "block":
+            ws = _block_scales(w_scale + expert * stride_wse, n0, 0, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
+                               GROUP_K, SCALES)  # fmt: skip
+            if not INLINE:
+                s = tl.load(h_scale + row * stride_hsm)
+        for step in range(steps):
+            k = step * BLOCK_K
+            if A_TMA:
+                a = h.load([pid_m * BLOCK_M, k])
+            elif EVEN_K:
+                a = tl.load(h + row[:, None] * stride_h + (k + ks)[None, :])
+            else:
+                a = tl.load(h + row[:, None] * stride_h + (k + ks)[None, :], mask=(ks < K - k)[None, :], other=0.0)
+            b = _weights(w, w_scale, expert, n0, k, N, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N,
+                         BLOCK_K, W_TMA, EVEN_N, EVEN_K, SCHEME, dtype)  # fmt: skip
+            acc = _step(acc, a, b, s, ws, dtype, SCHEME, INLINE, SWAP)
+            if SCHEME == "block":
+                k += BLOCK_K
+                ws = _block_scales(w_scale + expert * stride_wse, n0, k, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
+                                   GROUP_K, SCALES)  # fmt: skip
+                if not INLINE:
+                    s = tl.load(h_scale + row * stride_hsm + (k // GROUP_K) * stride_hsk, mask=(row >= 0) & (k < K),
+                                other=0.0)  # fmt: skip
+        _finish_down(tl.trans(acc) if SWAP else acc, h_scale, w_scale, bias, out, weight, sorted_ids, expert, pid_m,
+                     pid_n, num_valid, N, stride_hsm, stride_wse, stride_out, BLOCK_M, BLOCK_N, SCHEME, HAS_BIAS,
+                     MUL_WEIGHT)  # fmt: skip
+
+
+@triton.jit
+def _finish_down(acc, h_scale, w_scale, bias, out, weight, sorted_ids, expert, pid_m, pid_n, num_valid, N, stride_hsm,
+                 stride_wse, stride_out, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCHEME: tl.constexpr,
+                 HAS_BIAS: tl.constexpr, MUL_WEIGHT: tl.constexpr):  # fmt: skip
+    """Scales, bias, router weight and scattered store of one tile of the down projection."""
+    rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    slot = tl.load(sorted_ids + rows)
+    valid = slot < num_valid
     if SCHEME == "row":
         acc *= tl.load(h_scale + rows * stride_hsm)[:, None]
         acc *= tl.load(w_scale + expert * stride_wse + cols, mask=cols < N, other=0.0)[None, :]
@@ -221,5 +267,5 @@ def down_gemm(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, po
         acc += tl.load(bias + expert * N + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
     if MUL_WEIGHT:
         acc *= tl.load(weight + slot, mask=valid, other=0.0)[:, None]
-    out_at = out + slot.to(tl.int64)[:, None] * stride_out + cols[None, :]
-    tl.store(out_at, narrow(acc, out.dtype.element_ty), mask=valid[:, None] & (cols < N)[None, :])
+    at = out + slot.to(tl.int64)[:, None] * stride_out + cols[None, :]
+    tl.store(at, narrow(acc, out.dtype.element_ty), mask=valid[:, None] & (cols < N)[None, :])

@@ -23,10 +23,3 @@ def launch_dependents(PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
-
-@triton.jit
-def prefetch_l2(pointers):
-    """Ask for the cache lines at `pointers` (a tensor of global addresses) without waiting for them."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
-    )

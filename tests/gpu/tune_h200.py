@@ -1,0 +1,280 @@
+"""The tuner held to its promises on an H200: wall time, regret against an exhaustive sweep, and the old way's price.
+
+    python tests/gpu/tune_h200.py --out DIR --dtype bfloat16 quick full exhaustive serial planted
+
+Stages, each in a fresh folder with cold caches: `quick` and `full` (the prior leaves out sm_90), `noprior`,
+`exhaustive`, `serial` (40 random configs the way SGLang's tuner visits them: compile, then 10 x 10 graph replays, one
+after the other in one process), `planted` (configs that hang, crash, read out of bounds, compute nonsense, exceed
+shared memory). With several GPUs the exhaustive sweep is dealt to them by batch size. The regret table comes last,
+from the exhaustive times where there are any; `sweep.json.gz` is what `tuner replay` reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
+
+from moegate.configs import BATCH_SIZES  # noqa: E402
+from moegate.journal import read  # noqa: E402
+from tuner.config import Config  # noqa: E402
+from tuner.journaled import PURPOSE, outcome_of  # noqa: E402
+from tuner.pipeline import TuneOptions, TuneResult, tune  # noqa: E402
+from tuner.problem import Problem  # noqa: E402
+from tuner.replay import Recorded, load, score  # noqa: E402
+from tuner.strategies import strategy  # noqa: E402
+from tuner.strategies.base import Unit  # noqa: E402
+
+SHAPE = {"E": 64, "N": 896, "H": 1280, "topk": 6}
+GROUPS = ((4096, 1, 2), (3072, 1024, 4, 8), (2048, 512, 16, 24, 32), (1536, 48, 64, 96, 128, 256))
+STAGES = ("quick", "full", "noprior", "exhaustive", "serial", "planted")
+FIELDS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages", "USE_TMA")
+
+
+def problem_for(dtype: str) -> Problem:
+    """The measured shape: DeepSeek-OCR-2's experts."""
+    block = (128, 128) if dtype == "fp8_w8a8" else None
+    return Problem("fused_experts", SHAPE["E"], SHAPE["N"], SHAPE["H"], SHAPE["topk"], dtype, block)
+
+
+def run_tune(args: argparse.Namespace, stage: str) -> dict[str, Any]:
+    """One tuning in this process's children; wall time from here to the files."""
+    effort = {"noprior": "full"}.get(stage, stage)
+    sizes = tuple(int(word) for word in args.sizes.split(",")) if args.sizes else BATCH_SIZES
+    options = TuneOptions(
+        problem_for(args.dtype), sizes, args.out / stage, effort, engine=args.engine, prior=stage != "noprior",
+        strategy="exhaustive" if stage == "exhaustive" else "racing", without=("sm_90",), seed=args.seed,
+        workers=args.workers, budget_s=args.limit if stage == "exhaustive" else None,
+    )  # fmt: skip
+    began = time.monotonic()
+    done = tune(options)
+    wall = time.monotonic() - began
+    return summary(stage, done, wall)
+
+
+def summary(stage: str, done: TuneResult, wall: float) -> dict[str, Any]:
+    """What one tuning came to."""
+    chosen = {
+        size: {p: c.as_dict() for p, c in choice.configs.items()} for size, choice in done.findings.choices.items()
+    }
+    finals = {f.batch_size: {p: c.as_dict() for p, c in f.configs.items()} for f in done.finals}
+    gains = [final.gain for final in done.finals]
+    out = {
+        "stage": stage, "wall_s": round(wall, 1), "seconds": done.seconds, "counts": done.counts, "errors": done.errors,
+        "chosen": chosen, "finals": finals, "gains": {f.batch_size: round(f.gain, 3) for f in done.finals},
+        "kept_default": [f.batch_size for f in done.finals if f.kept_default], "device": done.device.name,
+        "notes": [note for f in done.finals for note in f.notes],
+    }  # fmt: skip
+    print(f"{stage}: {wall:.1f} s {done.seconds} {done.counts} errors {done.errors}")
+    print(
+        f"  whole-op gain over default: geomean {statistics.geometric_mean(gains):.3f}, kept {out['kept_default']}",
+        flush=True,
+    )
+    for note in out["notes"][:10]:
+        print("  note:", note[:200])
+    return out
+
+
+def exhaustive(args: argparse.Namespace) -> list[Path]:
+    """The sweep on every GPU that is here, dealt by batch size; returns the journals."""
+    import torch
+
+    devices = torch.cuda.device_count()
+    groups = (
+        [",".join(map(str, group)) for group in GROUPS] if devices >= len(GROUPS) else [",".join(map(str, BATCH_SIZES))]
+    )
+    cores = max(1, len(os.sched_getaffinity(0)) // len(groups) - 2)
+    children = []
+    for number, sizes in enumerate(groups):
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": str(number)} if len(groups) > 1 else dict(os.environ)
+        command = [sys.executable, __file__, "--out", str(args.out / f"part{number}"), "--dtype", args.dtype, "--sizes", sizes,
+                   "--workers", str(cores), "--limit", str(args.limit), "--engine", args.engine, "--part", "exhaustive"]  # fmt: skip
+        children.append(subprocess.Popen(command, env=env))
+    for child in children:
+        child.wait()
+    return [args.out / f"part{number}" / "exhaustive" / "journal" for number in range(len(groups))]
+
+
+def collect(args: argparse.Namespace, journals: list[Path]) -> Recorded | None:
+    """Journals to one recorded sweep."""
+    samples: dict[Unit, list[float]] = {}
+    errors: dict[Unit, str] = {}
+    environment: dict[str, Any] = {}
+    for journal in journals:
+        if not journal.is_file():
+            continue
+        for entry in read(journal, purpose=PURPOSE):
+            if entry.kind == "environment":
+                environment = entry.data
+            elif entry.kind == "outcome":
+                outcome = outcome_of(entry.data)
+                if outcome.error is None:
+                    samples.setdefault(outcome.unit, []).extend(outcome.samples_us)
+                else:
+                    errors[outcome.unit] = outcome.error
+    if not samples:
+        return None
+    rows = [
+        [*row(unit), round(statistics.median(times), 3), None] for unit, times in samples.items() if unit not in errors
+    ]
+    rows += [[*row(unit), None, error] for unit, error in errors.items()]
+    meta = {**SHAPE, "dtype": args.dtype, "fields": ["M", "projection", *FIELDS, "us", "error"], "engine": args.engine,
+            **{name: environment.get(name) for name in ("device", "vendor", "device_name", "environment", "kernel_hash")}}  # fmt: skip
+    path = args.out / "sweep.json.gz"
+    with gzip.open(path, "wt") as stream:
+        json.dump({"meta": meta, "records": sorted(rows, key=str)}, stream, separators=(",", ":"))
+    return load(path)
+
+
+def row(unit: Unit) -> list[Any]:
+    """A unit as columns."""
+    return [unit.batch_size, unit.projection, *(unit.config.get(name, 0) for name in FIELDS[:-1]), int(unit.config.tma)]
+
+
+def regret(recorded: Recorded, result: dict[str, Any], which: str) -> dict[int, float]:
+    """Regret per batch size of a tuning's configs, from the sweep's times; a config outside the sweep is left out."""
+    out = {}
+    for size in recorded.sizes:
+        pair = result[which].get(size) or result[which].get(str(size))
+        if pair is None:
+            continue
+        times = [recorded.times.get(Unit(size, p, Config.of(pair[p]))) for p in recorded.projections]  # type: ignore[misc]
+        if all(time is not None for time in times):
+            out[size] = sum(t for t in times if t is not None) / recorded.best(size) - 1
+    return out
+
+
+def serial(args: argparse.Namespace) -> dict[str, Any]:
+    """Random configs one after the other in one process that compiles them too, 10 x 10 graph replays each."""
+    from tuner.child.session import Session
+
+    os.environ["TRITON_CACHE_DIR"] = str(args.out / "serial-cache")
+    problem = problem_for(args.dtype)
+    session = Session()
+    session.do_setup(args.engine, problem.as_dict(), 0, 10)
+    from tuner.spaces import space_for
+
+    configs = random.Random(0).sample(space_for(problem.op, "nvidia").configs(problem), 40)  # noqa: S311
+    sizes = [random.Random(1).choice(BATCH_SIZES) for _ in configs]  # noqa: S311
+    began, failed = time.monotonic(), 0
+    for config, size in sorted(zip(configs, sizes, strict=True), key=lambda pair: pair[1]):
+        for projection in ("up", "down"):
+            try:
+                session.do_measure(size, projection, config.as_dict(), 10)  # type: ignore[arg-type]
+            except Exception:
+                failed += 1
+    each = (time.monotonic() - began) / len(configs)
+    total = each * 1920 * len(BATCH_SIZES)
+    print(
+        f"serial: {each:.2f} s a config of both projections, {failed} failed; 1920 configs x 18 sizes: {total / 3600:.1f} h"
+    )
+    return {"stage": "serial", "seconds_each": each, "failed": failed, "extrapolated_s": total}
+
+
+def planted(args: argparse.Namespace) -> dict[str, Any]:
+    """Bad configs, for real."""
+    from tuner.child.client import ChildSpec
+    from tuner.live import Live, LiveOptions
+    from tuner.strategies.base import Request
+
+    spec = ChildSpec(
+        args.out / "planted",
+        env={"TRITON_CACHE_DIR": str(args.out / "planted" / "cache"), "PYTHONPATH": str(Path(__file__).parent)},
+    )
+    live = Live(spec, problem_for("bfloat16"), LiveOptions("planted_gpu:make", routes=2, workers=2, deadline_s=15.0))
+    good = {
+        "BLOCK_SIZE_M": 64,
+        "BLOCK_SIZE_N": 64,
+        "BLOCK_SIZE_K": 64,
+        "GROUP_SIZE_M": 1,
+        "num_warps": 4,
+        "num_stages": 3,
+    }
+    over = {**good, "BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 256, "num_warps": 8, "num_stages": 5}
+    spill = {**good, "BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256, "num_stages": 2}
+    cases = [good, {**good, "FAULT": "hang"}, good, {**good, "FAULT": "segfault"}, {**good, "FAULT": "illegal"}, good,
+             {**good, "FAULT": "wrong"}, over, spill, good]  # fmt: skip
+    found = []
+    try:
+        for number, case in enumerate(cases):
+            outcome = live.measure([Request(Unit(64, "up", Config.of(case)), number, 3)])[0]
+            found.append(
+                [case.get("FAULT", Config.of(case).spell()), outcome.error, outcome.median_us, outcome.reason[:100]]
+            )
+            print("planted:", *found[-1], flush=True)
+    finally:
+        live.close()
+    return {"stage": "planted", "cases": found, "starts": live.worker.starts}
+
+
+def report(args: argparse.Namespace, recorded: Recorded | None, results: list[dict[str, Any]]) -> None:
+    """The table that matters, last."""
+    if recorded is None:
+        return
+    print(f"sweep: {recorded.visited} visited, {len(recorded.times)} ran, sizes {recorded.sizes}")
+    for result in results:
+        if "chosen" not in result:
+            continue
+        for which in ("chosen", "finals"):
+            found = regret(recorded, result, which)
+            if found:
+                worst = max(found, key=lambda size: found[size])
+                print(
+                    f"{result['stage']} {which}: wall {result['wall_s']} s, mean regret {100 * statistics.fmean(found.values()):.3f} %, "
+                    f"worst {100 * found[worst]:.2f} % at M={worst}, {len(found)} sizes"
+                )
+    from tuner.prior import load as load_prior
+
+    for name, prior in (("no sm_90", load_prior().without("sm_90")), ("no prior", None)):
+        for effort in ("quick", "full"):
+            from tuner.effort import EFFORTS
+
+            scored = score(recorded, strategy("racing"), prior, EFFORTS[effort])
+            print(
+                f"replay {effort} {name}: mean {100 * scored.mean:.3f} %, worst {100 * scored.worst:.2f} %, {100 * scored.share:.1f} % of evaluations"
+            )
+
+
+def main() -> None:
+    """Run the stages that are named."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("stages", nargs="+", choices=STAGES)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--engine", default="moegate")
+    parser.add_argument("--sizes", default="")
+    parser.add_argument("--workers", type=int, default=None)
+    parser.add_argument("--limit", type=float, default=540.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--part", action="store_true")
+    parser.add_argument("--sweep", type=Path, default=None, help="A recorded sweep to hold the tunings against.")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    results: list[dict[str, Any]] = []
+    recorded = load(args.sweep) if args.sweep is not None else None
+    for stage in args.stages:
+        if stage == "exhaustive" and not args.part:
+            recorded = collect(args, exhaustive(args))
+        elif stage == "serial":
+            results.append(serial(args))
+        elif stage == "planted":
+            results.append(planted(args))
+        else:
+            results.append(run_tune(args, stage))
+        (args.out / "results.json").write_text(json.dumps(results, indent=1))
+    report(args, recorded, results)
+
+
+if __name__ == "__main__":
+    main()
