@@ -168,7 +168,7 @@ def our_call(p: Problem, i: int, data: Any, al: Any, cfg: dict[str, Any], part: 
         rows = ours.Rows(torch.randn(al[0].numel(), p.N, device=x.device, dtype=x.dtype))
         return lambda: ours.down_projection(rows, e, weights, alignment, cfg, x.dtype)
     call = ours.Call(x, e, weights, ids, cfg, down_cfg or cfg, False, None)
-    return lambda: ours.run_aligned(call, alignment)
+    return lambda: ours.run_gemv(call) if cfg["BLOCK_SIZE_M"] == 1 else ours.run_aligned(call, alignment)
 
 
 def their_call(k: Any, p: Problem, i: int, data: Any, al: Any, cfg: dict[str, Any], part: str, down: Any = None) -> Any:
@@ -256,9 +256,8 @@ def best_of(p: Problem, k: Any, m: int, datas: Any, als: Any, kernel: str) -> di
         for v in variants(cfg, p.mode) if kernel == "ours" else [cfg]:
             bm = v["BLOCK_SIZE_M"]
             for part in ("up", "down"):
-                make = (lambda i: our_call(p, i, datas[i], als[bm][i], v, part)) if kernel == "ours" else (
-                    lambda i: their_call(k, p, i, datas[i], als[bm][i], v, part))  # fmt: skip
-                calls = [make(i) for i in range(INNER)]
+                args = [(i, datas[i], als[bm][i], v, part) for i in range(INNER)]
+                calls = [our_call(p, *a) if kernel == "ours" else their_call(k, p, *a) for a in args]
                 if guarded(calls[0]) is None:
                     continue
                 us, _ = graph_us(calls)

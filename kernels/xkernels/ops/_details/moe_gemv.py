@@ -81,7 +81,7 @@ def down_gemv(h, w, w_scale, bias, out, weight, ids, factor, N, K, stride_h, str
     for i in tl.static_range(TOPK):
         expert = tl.load(ids + token * TOPK + i).to(tl.int64)
         at = w + expert * stride_we + rows.to(tl.int64)[:, None] * stride_wn + ks[None, :]
-        tiles += (tl.load(at, mask=mask & (expert >= 0), other=0.0),)
+        tiles += (tl.load(at, mask=mask & (expert >= 0), other=0.0),)  # type: ignore[assignment]
     wait_dependencies(PDL)
     launch_dependents(PDL)
     total = tl.zeros([BLOCK_N], tl.float32)

@@ -22,4 +22,3 @@ def launch_dependents(PDL: tl.constexpr):
     """Let the successor start once every program of this grid got here."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-
