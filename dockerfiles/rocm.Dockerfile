@@ -28,7 +28,7 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates gcc libc6-dev python3 python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/device \
-    && /opt/device/bin/python -m pip install --no-cache-dir --index-url "${TORCH_INDEX}" \
+    && /opt/device/bin/python -m pip install --no-cache-dir --extra-index-url "${TORCH_INDEX}" \
         "rocm-sdk-core==${ROCM}" "rocm-sdk-libraries==${ROCM}" "rocm-sdk-devel==${ROCM}" "rocm-sdk-device-${GFX}==${ROCM}" \
         "torch==${TORCH}" "triton==${TRITON}" numpy
 
