@@ -20,6 +20,7 @@ COMMANDS = (
     "compare",
     "gate",
     "report",
+    "browse",
     "history",
     "journal",
     "schema",

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from moegate.records import RunBundle
 from reports.text import clean, one_line
@@ -62,7 +62,13 @@ def environment() -> Environment:
     )
     loaded.globals["anchor_for"] = anchor_for
     loaded.filters["line"] = one_line
+    loaded.filters["breaks"] = breakable
     return loaded
+
+
+def breakable(text: str) -> Markup:
+    """Return escaped text that a browser may break after each slash, as long labels need."""
+    return Markup(str(escape(clean(text))).replace("/", "/<wbr>"))  # noqa: S704 - escaped on this line
 
 
 @functools.cache
@@ -111,5 +117,5 @@ def _render(bundle: RunBundle, budget: Budget) -> str:
         style_hash=style_hash,
         script=script,
         script_hash=script_hash,
-        icon=icon(page.gate[2]),
+        icon=icon(page.gate.tone),
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
+from moegate.exits import Exit
 from moegate.records import CellOutcome, CellVerdict, PlannedCell
+from reports.text import one_line
 
-__all__ = ["LOOKS", "Look", "Outcome", "outcome_of"]
+__all__ = ["GATES", "LOOKS", "UNDECIDED", "GateLook", "Look", "Outcome", "gate_look", "gate_sentence", "outcome_of"]
 
 Outcome = Literal[
     "regressed",
@@ -45,6 +48,44 @@ LOOKS: dict[Outcome, Look] = {
     "passed": Look("passed", "✓", "done", 6, "a cell without arms that did its work"),
     "quarantined": Look("quarantined", "‖", "mute", 7, "run, or set aside, by an explicit rule; it does not gate"),
 }
+
+
+@dataclass(frozen=True)
+class GateLook:
+    """How the answer of the gate is shown: the large word, its arrow, tone, and a short key for filters."""
+
+    word: str
+    arrow: str
+    tone: str
+    key: str
+
+
+GATES: dict[int, GateLook] = {
+    Exit.OK: GateLook("Passes", "✓", "good", "passes"),
+    Exit.REGRESSION: GateLook("Fails", "✕", "bad", "fails"),
+    Exit.USAGE: GateLook("Cannot judge: an input is wrong", "✕", "bad", "wrong"),
+    Exit.INFRA: GateLook("Incomplete", "∅", "gone", "incomplete"),
+    Exit.INCONCLUSIVE: GateLook("Undecided", "?", "open", "undecided"),
+    Exit.INTERRUPTED: GateLook("Interrupted", "‖", "gone", "interrupted"),
+    Exit.TERMINATED: GateLook("Terminated", "‖", "gone", "interrupted"),
+}
+UNDECIDED = GateLook("Not judged yet", "…", "done", "running")
+
+
+def gate_look(code: int | None) -> GateLook:
+    """Return how an exit code of the gate is shown; None is a run that has not been judged."""
+    if code is None:
+        return UNDECIDED
+    return GATES.get(code) or GateLook(f"Exit {code}", "?", "open", "other")
+
+
+_PREFIX = re.compile(r"^(PASS|FAIL|NO ANSWER|INCONCLUSIVE|ERROR): ")
+
+
+def gate_sentence(sentence: str, limit: int) -> str:
+    """Return the gate's sentence without the word that it begins with, where that word stands beside it anyway."""
+    return _PREFIX.sub("", one_line(sentence, limit))
+
 
 _FAILED_STATES = frozenset({"FAILED", "TIMEOUT", "OOM", "CRASHED"})
 

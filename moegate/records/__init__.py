@@ -5,6 +5,7 @@ Every record is read by `from_json`, which refuses unknown fields and unknown sc
 
 from __future__ import annotations
 
+from moegate.records.card import RunCard
 from moegate.records.codec import from_json, read, to_json, write
 from moegate.records.comparison import CellVerdict, Comparison, Effect, GateReason, GateResult, Interaction
 from moegate.records.measurement import Case, ConfigUse, DeviceIdentity, Launch, Measurement, Proof, Samples
@@ -51,6 +52,7 @@ __all__ = [
     "Provenance",
     "QuarantineRule",
     "RunBundle",
+    "RunCard",
     "Samples",
     "State",
     "TrendPoint",

@@ -52,7 +52,7 @@
     order.forEach((row) => parts.appendChild(row));
     body.appendChild(parts);
     heads.forEach((head) => {
-      if (head.dataset.s === state.s) head.setAttribute("aria-sort", state.d < 0 ? "descending" : "ascending");
+      if (state.s && head.dataset.s === state.s) head.setAttribute("aria-sort", state.d < 0 ? "descending" : "ascending");
       else head.removeAttribute("aria-sort");
     });
   };
@@ -64,7 +64,8 @@
       row.hidden = !on;
       shown += on;
     }
-    $("shown").textContent = shown === rows.length ? rows.length + " cells" : shown + " of " + rows.length + " cells";
+    const noun = $("shown").dataset.noun || " cell";
+    $("shown").textContent = (shown === rows.length ? "" : shown + " of ") + rows.length + noun + (rows.length === 1 ? "" : "s");
     $("reset").hidden = !(state.q || state.k || state.v.size);
     $("q").value = state.q;
     $("k").value = state.k;
@@ -75,7 +76,7 @@
   };
   const changed = () => { filter(); remember(); };
 
-  heads.forEach((head) => {
+  heads.filter((head) => head.dataset.s).forEach((head) => {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = head.textContent;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from reports.view.detail import Budget, Detail, badges_of, build_detail
 from reports.view.heat import HeatPanel, heat_panels
 from reports.view.joined import Joined, join
 from reports.view.square import Square, squares
-from reports.words import LOOKS, Look, Outcome
+from reports.words import LOOKS, GateLook, Look, Outcome, gate_look, gate_sentence
 
 __all__ = ["INTERPRETER_NOTE", "Page", "Row", "Tile", "Trust", "build_page", "headline"]
 
@@ -28,19 +27,6 @@ INTERPRETER_NOTE = (
     "they compare the two arms with each other and are no claim about any hardware."
 )
 _MOST_DETAILS, _MOST_FOREST, _MOST_SETS, _MOST_SQUARES = 1500, 24, 24, 12
-
-# The gate's sentence begins with its own word, which stands large above it.
-_PREFIX = re.compile(r"^(PASS|FAIL|NO ANSWER|INCONCLUSIVE|ERROR): ")
-# What an exit code means, for the large word at the top.
-_GATES: dict[int, tuple[str, str, str]] = {
-    Exit.OK: ("Passes", "✓", "good"),
-    Exit.REGRESSION: ("Fails", "✕", "bad"),
-    Exit.USAGE: ("Cannot judge: an input is wrong", "✕", "bad"),
-    Exit.INFRA: ("Incomplete", "∅", "gone"),
-    Exit.INCONCLUSIVE: ("Undecided", "?", "open"),
-    Exit.INTERRUPTED: ("Interrupted", "‖", "gone"),
-    Exit.TERMINATED: ("Terminated", "‖", "gone"),
-}
 
 
 @dataclass(frozen=True)
@@ -105,7 +91,7 @@ class Page:
     """All of the report, in the order in which it is printed."""
 
     bundle: RunBundle
-    gate: tuple[str, str, str]
+    gate: GateLook
     sentence: str
     headline: str
     policy: tuple[tuple[str, str], ...]
@@ -154,8 +140,8 @@ def build_page(bundle: RunBundle, budget: Budget) -> Page:
     tiles, share = _tiles(cells)
     return Page(
         bundle=bundle,
-        gate=_GATES.get(bundle.gate.exit, (f"Exit {bundle.gate.exit}", "?", "open")),
-        sentence=_PREFIX.sub("", one_line(bundle.gate.sentence, 600)),
+        gate=gate_look(bundle.gate.exit),
+        sentence=gate_sentence(bundle.gate.sentence, 600),
         headline=headline(all_squares),
         policy=_policy(bundle),
         reasons=_reasons(bundle, cells, linked),
@@ -188,7 +174,7 @@ def build_page(bundle: RunBundle, budget: Budget) -> Page:
 
 def headline(found: tuple[Square, ...]) -> str:
     """Return the most telling 2x2 in one sentence, or nothing."""
-    return found[0].sentence if found else ""
+    return next((square.sentence for square in found if square.plot), "")
 
 
 def _rank(joined: Joined) -> tuple[int, float, str]:

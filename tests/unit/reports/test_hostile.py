@@ -65,7 +65,7 @@ def test_html_is_inert(planted: RunBundle, red: RunBundle) -> None:
     assert FORBIDDEN.search(text) is None
     tags, calm = Tags(text), Tags(html.render(red))
     assert tags.scripts == 2
-    assert tags.names <= calm.names
+    assert tags.names <= calm.names | {"wbr"}
     assert tags.attributes <= calm.attributes
     assert "${49}" not in text
     assert len(text.encode()) < 1_500_000

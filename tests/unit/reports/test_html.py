@@ -18,7 +18,7 @@ from moegate.records import CellOutcome, Comparison, GatePolicy, GateResult, Pla
 from reports import html
 from reports.words import LOOKS
 
-VOID = {"meta", "link", "input", "br", "img", "hr"}
+VOID = {"meta", "link", "input", "br", "wbr", "img", "hr"}
 # End tags that HTML lets an author leave out; the launch table does.
 OPTIONAL = {"td", "th", "tr", "thead", "tbody", "li", "p", "option"}
 
