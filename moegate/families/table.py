@@ -42,7 +42,7 @@ class Family:
 _PER_TOK = ("num_experts_per_tok",)
 _MOE = ("moe_intermediate_size",)
 _ROUTED = ("n_routed_experts",)
-_NUM = ("num_experts",)
+_NUM = ("num_experts", "num_local_experts")  # transformers 5 writes the latter for every family
 _LOCAL = ("num_local_experts",)
 _SHARED = ("n_shared_experts",)
 

@@ -21,7 +21,7 @@ from moegate.records import Launch, Measurement
 from serving.account import Account
 from serving.load.client import Target
 from serving.load.drive import Run, drive
-from serving.load.metrics import METRICS, percentile, samples, summary
+from serving.load.metrics import METRICS, percentile, samples, series, summary
 from serving.load.workload import Workload
 
 __all__ = ["Limits", "Model", "bench", "find_model", "measurement", "void_reason"]
@@ -116,6 +116,7 @@ def measurement(
     detail = {
         **numbers,
         "client": client,
+        "series": series(run),
         "requests_sha256": workload.digest,
         "load": {key: value for key, value in asdict(workload).items() if value is not None},
         "errors": sorted({event.error for event in run.events if event.error})[:5],

@@ -17,7 +17,7 @@ from moegate.records import Samples
 from serving.load.client import Event
 from serving.load.drive import Run
 
-__all__ = ["METRICS", "Metric", "percentile", "samples", "summary"]
+__all__ = ["METRICS", "Metric", "percentile", "samples", "series", "summary"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,18 @@ def _series(good: Sequence[Event]) -> dict[str, list[float]]:
         "tpot": [value for value in tpots if value is not None],
         "itl": [b - a for event in good for a, b in zip(event.arrivals, event.arrivals[1:], strict=False)],
         "e2e_latency": [event.latency for event in good],
+    }
+
+
+def series(run: Run, most: int = 200) -> dict[str, list[float]]:
+    """The distributions behind the statistics, in ms: at most `most` values each, at even ranks."""
+    good = [event for event in run.events if event.ok]
+    found = {name: sorted(values) for name, values in _series(good).items() if values}
+    return {
+        f"{name}_ms": [
+            round(values[i * len(values) // min(most, len(values))] * 1e3, 4) for i in range(min(most, len(values)))
+        ]
+        for name, values in found.items()
     }
 
 

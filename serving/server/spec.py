@@ -114,8 +114,9 @@ def spec_from(config: Any, file: Path | None = None) -> DecoderSpec:
     kv_heads = reader.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise reader.error("num_key_value_heads", f"{kv_heads} does not divide {heads} heads")
-    groups = reader.integer("n_group", 1) if served.grouped else 1
-    top_groups = reader.integer("topk_group", 1) if served.grouped else 1
+    grouped = served.grouped and _chooses_groups(reader, served)
+    groups = reader.integer("n_group", 1) if grouped else 1
+    top_groups = reader.integer("topk_group", 1) if grouped else 1
     if layout.experts % groups or layout.topk > layout.experts // groups * top_groups:
         raise reader.error("n_group", f"the best {top_groups} of {groups} groups do not hold {layout.topk} experts")
     return DecoderSpec(
@@ -212,6 +213,15 @@ def _refuse_unsupported(reader: _Reader, layout: Layout) -> None:
         raise reader.error("hidden_act", f"{reader.get('hidden_act')!r} is not served", "silu")
     if layout.quant.method != "none":
         raise reader.error("quantization_config", f"{layout.quant.method} checkpoints are not served", other)
+
+
+def _chooses_groups(reader: _Reader, served: Served) -> bool:
+    """Whether experts are chosen within the best groups: `greedy` passes groups over, whatever `n_group` says."""
+    known = {"greedy": False, "gready": False, "group_limited_greedy": True, "noaux_tc": True}
+    method = reader.get("topk_method") or ("noaux_tc" if served.correction else "greedy")
+    if method not in known or (method == "noaux_tc") != served.correction:
+        raise reader.error("topk_method", f"is {method!r}", "noaux_tc" if served.correction else "greedy")
+    return known[method]
 
 
 def _head_dim(reader: _Reader, hidden: int, heads: int) -> int:

@@ -28,6 +28,7 @@ CONFIGS = {
     "deepseek": DEEPSEEK,
     "deepseek-grouped": {
         **DEEPSEEK, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": True,
+        "topk_method": "group_limited_greedy",
     },
     "deepseek-v3": {
         **DEEPSEEK, "architectures": ["DeepseekV3ForCausalLM"], "n_group": 4, "topk_group": 2, "norm_topk_prob": True,

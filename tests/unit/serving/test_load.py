@@ -15,7 +15,7 @@ from serving.load.accuracy import Answer, Sample, read_samples, score
 from serving.load.bench import Limits, measurement, write_event_log
 from serving.load.client import Event
 from serving.load.drive import Run
-from serving.load.metrics import percentile, samples, summary
+from serving.load.metrics import percentile, samples, series, summary
 from serving.load.workload import Workload
 
 ACCOUNT = Account(DeviceIdentity("cpu", "x", "cpu:x"), Proof("moegate", "auto", "torch"), {"torch": "2"}, {"2": 5}, 7)
@@ -194,3 +194,13 @@ def test_wrong_samples_are_refused_with_their_line(tmp_path: Path, text: str, wo
     with pytest.raises(UsageError, match=r"s\.jsonl") as caught:
         read_samples(tmp_path / "s.jsonl")
     assert words in str(caught.value)
+
+
+def test_distributions_keep_their_shape_within_their_length() -> None:
+    made = run(*(event(i, 10.0, [10.0 + (i + 1) / 1000, 11.0], 5) for i in range(1000)))
+    kept = series(made)["ttft_ms"]
+    assert len(kept) == 200
+    assert kept == sorted(kept)
+    assert np.median(kept) == pytest.approx(500, rel=0.02)
+    assert series(run(GOOD)) == {"ttft_ms": [100.0], "tpot_ms": [100.0], "itl_ms": [400.0], "e2e_latency_ms": [500.0]}
+    assert record(GOOD).launches[0].detail["series"]["ttft_ms"] == [100.0]

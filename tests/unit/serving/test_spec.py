@@ -42,8 +42,10 @@ def test_ocr2_has_the_published_dimensions() -> None:
         ({"num_attention_heads": None}, "num_attention_heads"),
         ({"num_attention_heads": True}, "num_attention_heads"),
         ({"vocab_size": "512"}, "vocab_size"),
-        ({"n_group": 3}, "n_group"),
-        ({"n_group": 8, "topk_group": 1}, "n_group"),
+        ({"n_group": 3, "topk_method": "group_limited_greedy"}, "n_group"),
+        ({"n_group": 8, "topk_group": 1, "topk_method": "group_limited_greedy"}, "n_group"),
+        ({"topk_method": "noaux_tc"}, "topk_method"),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "topk_method": "greedy"}, "topk_method"),
         ({"head_dim": 31}, "head_dim"),
         ({"hidden_size": 130}, "head_dim"),
         ({"rms_norm_eps": -1}, "rms_norm_eps"),
@@ -56,6 +58,11 @@ def test_what_cannot_be_served_is_named(changes: dict, field: str) -> None:
         spec_from(config(**changes), TINY)
     assert caught.value.field == field
     assert str(TINY) in str(caught.value)
+
+
+def test_greedy_choice_passes_groups_over() -> None:
+    assert spec_from(config(n_group=4, topk_group=2)).groups == 1
+    assert spec_from(config(n_group=4, topk_group=2, topk_method="group_limited_greedy")).groups == 4
 
 
 def test_both_spellings_of_rope_and_of_eos() -> None:
