@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from statistics import NormalDist
+from statistics import NormalDist, median, quantiles
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -33,9 +33,11 @@ def pair_sd(log_ratios: ArrayLike) -> float:
         return 0.0
     if values.size < 5:
         return float(np.std(values, ddof=1))
-    mad = _MAD_TO_SD * float(np.median(np.abs(values - np.median(values))))
-    low, high = np.quantile(values, (0.25, 0.75))
-    return max(mad, float(high - low) / 1.349)
+    ordered: list[float] = sorted(values.tolist())  # a handful of numbers: plain Python is faster than numpy here
+    center = median(ordered)
+    mad = _MAD_TO_SD * median([abs(value - center) for value in ordered])
+    low, _, high = quantiles(ordered, n=4, method="inclusive")
+    return max(mad, (high - low) / 1.349)
 
 
 def minimum_detectable_effect(

@@ -238,11 +238,15 @@ def _peak_memory(pairs: Sequence[Pair]) -> dict[str, int]:
 
 
 def _predict(works: Sequence[_Work], verdicts: dict[str, CellVerdict], moe_layers: Mapping[str, int]) -> None:
-    kernels = [(work.cell, prediction.kernel_times(work.used)) for work in works if work.cell.kind == "kernel-bench"]
+    kernels: dict[tuple[str | None, str | None], list[tuple[PlannedCell, prediction.KernelTimes]]] = defaultdict(list)
+    for work in works:
+        if work.cell.kind == "kernel-bench" and (found := prediction.kernel_times(work.used)):
+            kernels[work.cell.pool, work.cell.model].append((work.cell, found))
     for work in works:
         if work.cell.kind != "serve" or not work.used:
             continue
-        timed = [(cell, times) for cell, times in kernels if times and prediction.matches(work.cell, cell)]
+        near = kernels.get((work.cell.pool, work.cell.model), ())
+        timed = [(cell, times) for cell, times in near if prediction.matches(work.cell, cell)]
         if not timed:
             continue
         # Eager or captured, a kernel gains the same; the cell that ran as the server did is still the better witness.

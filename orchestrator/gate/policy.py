@@ -218,9 +218,11 @@ def _counts(cell: PlannedCell, outcome: CellOutcome | None, verdict: CellVerdict
 
 def _sentence(code: Exit, reasons: list[GateReason], counts: Mapping[str, int], cells: int) -> str:
     """The one line that a person reads first."""
-    tally = ", ".join(
-        f"{counts[name]} {name}" for name in ("improved", "regressed", "equivalent", "inconclusive") if counts.get(name)
-    )
+    names = ("improved", "regressed", "equivalent", "inconclusive")
+    parts = [f"{counts[name]} {name}" for name in names if counts.get(name)]
+    held = sum(counts.get(f"control_{name}", 0) for name in ("equivalent", "inconclusive"))
+    parts += [f"{held} control{'s' if held > 1 else ''} held"] if held else []
+    tally = ", ".join(parts)
     tail = f" ({tally})" if tally else ""
     first = next((reason for reason in reasons if reason.exit == code), None)
     if code is Exit.OK or first is None:

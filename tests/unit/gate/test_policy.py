@@ -138,7 +138,7 @@ def test_the_green_run_is_green() -> None:
     plan, outcomes, comparison = green()
     result = gate(plan, outcomes, comparison, now=NOW)
     assert result.exit == 0
-    assert result.sentence == "PASS: 5 cells (2 equivalent)"
+    assert result.sentence == "PASS: 5 cells (2 equivalent, 2 controls held)"
     assert from_json(GateResult, to_json(result)) == result
 
 
