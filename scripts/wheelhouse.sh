@@ -3,7 +3,8 @@
 # Usage: scripts/wheelhouse.sh            IMAGE_PYTHON=3.11 names the Python of the base image.
 #
 #   wheelhouse/third-party/*.whl          the pinned set of constraints/cpu.txt
-#   wheelhouse/own/moegate-*.whl          this project; rebuilt on every call
+#   wheelhouse/own/                       this project's wheel, rebuilt on every call, and dockerfiles/overlay.sh: the
+#                                         context of the other Dockerfiles
 #
 # The image installs with --no-index from here, so that neither a package index nor its certificate is known to it.
 set -euo pipefail
@@ -51,4 +52,5 @@ fi
 rm -rf wheelhouse/own
 mkdir -p wheelhouse/own
 mv "$own"/moegate-*.whl wheelhouse/own/
+cp dockerfiles/overlay.sh wheelhouse/own/
 echo "wheelhouse: $(find wheelhouse -name '*.whl' | wc -l) wheels, $(du -sm wheelhouse | cut -f 1) MB"

@@ -297,7 +297,10 @@ def _watch(client: Any, container: str, deadline: float, cancel: threading.Event
             if time.monotonic() - lost_since > _DAEMON_WAIT_S:
                 watch.infra = f"the Docker daemon went away and did not come back: {daemon.reason(error)}"
                 return watch
-        if watch.state.get("Status") in ("exited", "dead", "removing") and lost_since is None:
+        status = watch.state.get("Status") if lost_since is None else None
+        if status in ("removing", "dead"):
+            watch.infra = "the container was removed while it ran"
+        if status in ("exited", "removing", "dead"):
             return watch
         now = time.monotonic()
         if lost_since is None and (now >= deadline or cancel.is_set()):

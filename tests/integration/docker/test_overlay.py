@@ -25,7 +25,7 @@ ARG BASE=moegate-base:bookworm
 FROM ${BASE} AS engine
 COPY wheels/ /wheels/
 RUN python3 -m venv /opt/engine \\
-    && /opt/engine/bin/python -m pip install --no-cache-dir --no-index --no-deps /wheels/*.whl
+    && /opt/engine/bin/python -m pip install --no-cache-dir --no-compile --no-index --no-deps /wheels/*.whl
 COPY fake.py /fake.py
 RUN /opt/engine/bin/python /fake.py
 COPY own/ /own/
@@ -43,7 +43,7 @@ for name, version in (("torch", "2.14.0+vendor"), ("triton", "3.8.0+vendor")):
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
     (info / "INSTALLER").write_text("vendor\\n")
 """
-LEFT_OUT = ("torch-", "triton-", "sympy-", "networkx-", "mpmath-", "fsspec-")
+LEFT_OUT = ("torch-", "triton-", "sympy-", "networkx-", "mpmath-", "fsspec-", "setuptools-")
 
 
 @pytest.fixture
