@@ -249,7 +249,6 @@ def _order(points: list[svg.StripPoint]) -> str:
 
 def _launch_line(joined: Joined, launch: Launch) -> LaunchLine:
     samples = launch.primary()
-    clocks = launch.detail.get("clocks") or launch.detail.get("clock_mhz") or ""
     return LaunchLine(
         order="" if launch.order is None else str(launch.order),
         stage=launch.stage or "",
@@ -259,9 +258,21 @@ def _launch_line(joined: Joined, launch: Launch) -> LaunchLine:
         value=value(primary_value(launch), samples.unit if samples else ""),
         wall=duration(launch.wall_s),
         device=one_line(launch.device.identity, 60),
-        clocks=one_line(_flat(clocks), 60),
+        clocks=_clocks(launch),
         void=one_line(launch.void_reason or "", 160),
     )
+
+
+# Covariates of a launch that tell its clocks: key in its detail -> unit.
+_CLOCKS = {"clock_mhz": "MHz", "memory_clock_mhz": "MHz memory", "temperature_c": "°C", "power_limit_w": "W"}
+
+
+def _clocks(launch: Launch) -> str:
+    words = [
+        f"{_flat(launch.detail[key])} {unit}" for key, unit in _CLOCKS.items() if launch.detail.get(key) is not None
+    ]
+    throttled = launch.detail.get("throttle_reasons")
+    return one_line(", ".join(words + ([f"throttled: {_flat(throttled)}"] if throttled else [])), 120)
 
 
 def _backend(joined: Joined) -> str:

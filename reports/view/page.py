@@ -113,6 +113,7 @@ class Page:
     forest: tuple[ForestRow, ...]
     forest_ticks: tuple[tuple[str, str], ...]
     forest_hidden: int
+    forest_predicted: bool
     rows: tuple[Row, ...]
     kinds: tuple[str, ...]
     details: tuple[Detail, ...]
@@ -162,6 +163,7 @@ def build_page(bundle: RunBundle, budget: Budget) -> Page:
         forest=forest,
         forest_ticks=ticks,
         forest_hidden=max(0, sum(_effect(j) is not None for j in cells) - len(forest)),
+        forest_predicted=any(row.joined.verdict and row.joined.verdict.predicted is not None for row in forest),
         rows=tuple(_row(joined, joined.cell.id in linked) for joined in ranked),
         kinds=tuple(sorted({joined.cell.kind for joined in cells})),
         details=details,

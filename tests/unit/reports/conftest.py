@@ -170,7 +170,7 @@ def launches_of(
                         order=2 * pair + turn,
                         stage=stage,  # type: ignore[arg-type]
                         void_reason=None,
-                        detail={"clocks": "3.1 GHz"},
+                        detail={"clock_mhz": 3100, "temperature_c": 61},
                     )
                 )
     return tuple(launches)
