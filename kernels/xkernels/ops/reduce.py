@@ -21,7 +21,8 @@ def moe_sum_reduce(
     """Sum over the slots of each token, times `routed_scaling_factor` (None: 1).
 
     x: [tokens, topk, H], any strides; returns [tokens, H] of x's dtype, summed in float32 in slot order: the order is
-    the same for every batch, so a token's bits do not depend on its neighbours. `out` receives the result if given: contiguous [tokens, H].
+    the same for every batch, so a token's bits do not depend on its neighbours.
+    `out` receives the result if given: contiguous [tokens, H].
     overlap: let the kernel start while its predecessor drains, where the device can.
     """
     out = _out(x, out)

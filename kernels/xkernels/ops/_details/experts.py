@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from xkernels.device import of
+from xkernels.device import Limits, is_interpreted, of
 from xkernels.ops._details import moe_gemm as _k
 from xkernels.ops._details import moe_gemv as _v
 from xkernels.ops._details.common import cdiv, next_power_of_2
@@ -150,14 +151,17 @@ def up_projection(
     w1 = e.descriptors.get("w1", e.w1, block_n, block_k // _pack(e)) if tma else e.w1
     paired = block and e.scheme.block is not None and e.scheme.block[0] % (block_n // 2) == 0
     paired = paired and e.intermediate % BLOCK_K == 0
-    _k.up_gemm[(_programs(config, cdiv(rows, block_m) * cdiv(n2, block_n), x),)](
+    per_unit = 0 if block else _programs(config, _SCHEMES[e.scheme.kind], e.w1.element_size(), x)
+    per_unit = int(config.get("PROGRAMS", per_unit))
+    _k.up_gemm[_grid(per_unit, cdiv(rows, block_m) * cdiv(n2, block_n), x)](
         xq, xs, w1, e.w1_scale, e.b1, out, scale, weights, alignment.sorted_ids, alignment.expert_ids,
         alignment.num_post_padded, slots, n2, k, xq.stride(0), xq.stride(1), xs_m, e.w1.stride(0), e.w1.stride(1),
         *_scale_strides(e.w1_scale), out.stride(0), rows, TOPK=topk, BLOCK_M=block_m, BLOCK_N=block_n,
         BLOCK_K=block_k, GROUP=int(config.get("GROUP_SIZE_M", 1)), GROUP_N=GROUP, GROUP_K=BLOCK_K, W_TMA=tma,
         EVEN_N=n2 % block_n == 0, EVEN_K=k % block_k == 0, SCHEME=_SCHEMES[e.scheme.kind],
         SCALES="two" if paired else "each", INLINE=inline, QUANT_OUT=quant_out, SWAP=_swap(config),
-        HAS_BIAS=e.b1 is not None, MUL_WEIGHT=weight_on_input, PDL=overlaps(config, x), **e.activation.constexprs(),
+        HAS_BIAS=e.b1 is not None, MUL_WEIGHT=weight_on_input, PDL=overlaps(config, x),
+        FLATTEN=per_unit > 0, **e.activation.constexprs(),
         **options(config, x),
     )  # fmt: skip
     return Rows(out, scale, (1, rows)) if quant_out else Rows(out)
@@ -187,14 +191,16 @@ def down_projection(
     a_tma = tma and not inline and can_describe(hidden.values) and k == hidden.values.shape[1]
     h = make_descriptor(hidden.values, block_m, block_k) if a_tma else hidden.values
     one = block and e.scheme.block is not None and e.scheme.block[0] % block_n == 0
-    _k.down_gemm[(_programs(config, cdiv(rows, block_m) * cdiv(n, block_n), weights),)](
+    per_unit = _programs(config, _SCHEMES[e.scheme.kind], e.w2.element_size(), weights)
+    _k.down_gemm[_grid(per_unit, cdiv(rows, block_m) * cdiv(n, block_n), weights)](
         h, hidden.scale, w2, e.w2_scale, e.b2, out, weights, alignment.sorted_ids, alignment.expert_ids,
         alignment.num_post_padded, tokens * topk, n, k, hidden.values.stride(0), *hidden.scale_strides,
         e.w2.stride(0), e.w2.stride(1), *_scale_strides(e.w2_scale), out.stride(1), BLOCK_M=block_m,
         BLOCK_N=block_n, BLOCK_K=block_k, GROUP=int(config.get("GROUP_SIZE_M", 1)), GROUP_N=BLOCK_K, GROUP_K=BLOCK_K,
         A_TMA=a_tma, W_TMA=tma, EVEN_N=n % block_n == 0, EVEN_K=k % block_k == 0, SCHEME=_SCHEMES[e.scheme.kind],
         SCALES="one" if one else "each", INLINE=inline, SWAP=_swap(config), HAS_BIAS=e.b2 is not None,
-        MUL_WEIGHT=not weight_on_input, PDL=overlaps(config, weights), **options(config, weights),
+        MUL_WEIGHT=not weight_on_input, PDL=overlaps(config, weights), FLATTEN=per_unit > 0,
+        **options(config, weights),
     )  # fmt: skip
     return out
 
@@ -202,10 +208,35 @@ def down_projection(
 _SCHEMES = {"none": "none", "fp8_tensor": "row", "fp8_channel": "row", "fp8_block": "block", "mxfp4": "mxfp4"}
 
 
-def _programs(config: Mapping[str, Any], tiles: int, tensor: torch.Tensor) -> int:
-    """Size of the grid: one program per tile, or as many per multiprocessor as the config's PROGRAMS says."""
-    per_unit = int(config.get("PROGRAMS", 0))
-    return min(tiles, per_unit * of(tensor).limits().units) if per_unit else tiles
+def _programs(config: Mapping[str, Any], scheme: str, size: int, tensor: torch.Tensor) -> int:
+    """Persistent programs per multiprocessor, 0 for one program per tile; a config's PROGRAMS overrides the rule.
+
+    Walking tiles pays where a tile is large and its loop short (measured on an H200, docs/results); block scales cost
+    so many registers in the flattened loop that the up projection is better off without.
+    """
+    if "PROGRAMS" in config:
+        return int(config["PROGRAMS"])
+    block_m, block_n, block_k = blocks_of(config)
+    if block_m < 64 or scheme not in ("none", "block"):
+        return 0
+    warps, stages = int(config.get("num_warps", 4)), int(config.get("num_stages", 3))
+    limits = _limits(tensor.device.type, tensor.device.index or 0)
+    shared = stages * (block_m + block_n) * block_k * size + block_m * block_n * 2 + 1024
+    registers = block_m * block_n // (32 * warps) * (2 if scheme == "block" else 1) + 72
+    return max(1, min(limits.shared_bytes // shared, _REGISTERS // (32 * warps * registers)))
+
+
+_REGISTERS = 65536  # 32-bit registers of a multiprocessor
+
+
+@functools.cache
+def _limits(kind: str, index: int) -> Limits:
+    return of(torch.empty(0, device=torch.device(kind, index))).limits()
+
+
+def _grid(per_unit: int, tiles: int, tensor: torch.Tensor) -> tuple[int]:
+    units = _limits(tensor.device.type, tensor.device.index or 0).units
+    return (min(tiles, per_unit * units) if per_unit else tiles,)
 
 
 def _pack(e: PreparedExperts) -> int:
@@ -213,7 +244,9 @@ def _pack(e: PreparedExperts) -> int:
 
 
 def _swap(config: Mapping[str, Any]) -> bool:
-    return bool(config.get("SWAP_AB", False))
+    """Weights as the left operand: for few rows, where the matrix unit has 64 of them at least."""
+    block_m, block_n, _ = blocks_of(config)
+    return bool(config.get("SWAP_AB", block_m <= 32 and block_n >= 64 and not is_interpreted()))
 
 
 def _inline(config: Mapping[str, Any], block_k: int) -> bool:

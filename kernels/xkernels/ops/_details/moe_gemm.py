@@ -10,9 +10,9 @@ The number of tokens enters as run-time integers that are not specialised: one c
 SCHEME says how weights are quantised: `none`; `row` (FP8, one scale per weight row, one per activation row);
 `block` (FP8, scales per GROUP_K columns); `mxfp4` (4-bit pairs with a scale per 32 columns). INLINE quantises the
 activation tile inside the loop. SWAP makes the weights the left operand, so that the matrix unit's long side is not
-wasted on a handful of tokens. PDL lets a kernel start while its predecessor drains. Programs are persistent: each walks
-several tiles, and the two loops are flattened into one, so that a tile's first loads are under way while the tile
-before it finishes. With a grid of one program per tile that costs nothing.
+wasted on a handful of tokens. PDL lets a kernel start while its predecessor drains. A program walks
+the tiles that its number and the grid's size give it; with FLATTEN the two loops become one, so that a tile's first
+loads are under way while the tile before it finishes.
 """
 
 from __future__ import annotations
@@ -97,6 +97,56 @@ def _step(acc, x, y, s, ws, dtype: tl.constexpr, SCHEME: tl.constexpr, INLINE: t
     return acc
 
 
+@triton.jit
+def _up_tile(tile, first_m, num_m, num_n, x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, experts,
+             num_valid, N2, K, stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn,
+             stride_wsk, stride_out, stride_os, TOPK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+             BLOCK_K: tl.constexpr, GROUP: tl.constexpr, GROUP_N: tl.constexpr, GROUP_K: tl.constexpr,
+             W_TMA: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SCHEME: tl.constexpr,
+             SCALES: tl.constexpr, INLINE: tl.constexpr, QUANT_OUT: tl.constexpr, SWAP: tl.constexpr,
+             HAS_BIAS: tl.constexpr, MUL_WEIGHT: tl.constexpr, ACT: tl.constexpr, ALPHA: tl.constexpr,
+             LIMIT: tl.constexpr):  # fmt: skip
+    """One tile of the up projection: accumulate, then finish."""
+    ks = tl.arange(0, BLOCK_K)
+    steps = tl.cdiv(K, BLOCK_K)
+    dtype: tl.constexpr = x.dtype.element_ty
+    pid_m, pid_n = swizzle(tile, num_m, num_n, GROUP)
+    pid_m += first_m
+    expert = tl.load(experts + pid_m).to(tl.int64)
+    rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    slot = tl.load(sorted_ids + rows)
+    valid = slot < num_valid
+    token = (slot // TOPK).to(tl.int64)
+    n0 = pid_n * BLOCK_N
+    acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
+    s = valid
+    ws = valid
+    if SCHEME == "block":
+        ws = _block_scales(w_scale + expert * stride_wse, n0, 0, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
+                           GROUP_K, SCALES)  # fmt: skip
+        if not INLINE:
+            s = tl.load(x_scale + token * stride_xsm, mask=valid, other=0.0)
+    for step in range(steps):
+        k = step * BLOCK_K
+        at = x + token[:, None] * stride_xm + (k + ks)[None, :] * stride_xk
+        if EVEN_K:
+            a = tl.load(at, mask=valid[:, None], other=0.0)
+        else:
+            a = tl.load(at, mask=valid[:, None] & (ks < K - k)[None, :], other=0.0)
+        b = _weights(w, w_scale, expert, n0, k, N2, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N,
+                     BLOCK_K, W_TMA, EVEN_N, EVEN_K, SCHEME, dtype)  # fmt: skip
+        acc = _step(acc, a, b, s, ws, dtype, SCHEME, INLINE, SWAP)
+        if SCHEME == "block":
+            k += BLOCK_K
+            ws = _block_scales(w_scale + expert * stride_wse, n0, k, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
+                               GROUP_K, SCALES)  # fmt: skip
+            if not INLINE:
+                s = tl.load(x_scale + token * stride_xsm + k // GROUP_K, mask=valid & (k < K), other=0.0)
+    _finish_up(tl.trans(acc) if SWAP else acc, x_scale, w_scale, bias, out, out_scale, weight, sorted_ids, expert,
+               pid_m, pid_n, num_valid, N2, stride_xsm, stride_wse, stride_out, stride_os, TOPK, BLOCK_M, BLOCK_N,
+               SCHEME, QUANT_OUT, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA, LIMIT)  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["num_valid", "stride_os"])
 def up_gemm(x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, experts, post, num_valid, N2, K,
             stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, stride_out,
@@ -104,7 +154,7 @@ def up_gemm(x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, ex
             GROUP: tl.constexpr, GROUP_N: tl.constexpr, GROUP_K: tl.constexpr, W_TMA: tl.constexpr,
             EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SCHEME: tl.constexpr, SCALES: tl.constexpr,
             INLINE: tl.constexpr, QUANT_OUT: tl.constexpr, SWAP: tl.constexpr, HAS_BIAS: tl.constexpr,
-            MUL_WEIGHT: tl.constexpr, PDL: tl.constexpr, ACT: tl.constexpr, ALPHA: tl.constexpr,
+            MUL_WEIGHT: tl.constexpr, PDL: tl.constexpr, FLATTEN: tl.constexpr, ACT: tl.constexpr, ALPHA: tl.constexpr,
             LIMIT: tl.constexpr):  # fmt: skip
     """out[row] = activation(x[token of row] @ w[expert].T + bias[expert]); N2 counts interleaved weight rows."""
     wait_dependencies(PDL)
@@ -112,45 +162,22 @@ def up_gemm(x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, ex
     num_n = tl.cdiv(N2, BLOCK_N)
     first_m = tl.load(post + 1)
     num_m = tl.load(post) // BLOCK_M - first_m
-    ks = tl.arange(0, BLOCK_K)
-    steps = tl.cdiv(K, BLOCK_K)
-    dtype: tl.constexpr = x.dtype.element_ty
-    for tile in tl.range(tl.program_id(0), num_m * num_n, tl.num_programs(0), flatten=True):
-        pid_m, pid_n = swizzle(tile, num_m, num_n, GROUP)
-        pid_m += first_m
-        expert = tl.load(experts + pid_m).to(tl.int64)
-        rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        slot = tl.load(sorted_ids + rows)
-        valid = slot < num_valid
-        token = (slot // TOPK).to(tl.int64)
-        n0 = pid_n * BLOCK_N
-        acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
-        s = valid
-        ws = valid
-        if SCHEME == "block":
-            ws = _block_scales(w_scale + expert * stride_wse, n0, 0, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
-                               GROUP_K, SCALES)  # fmt: skip
-            if not INLINE:
-                s = tl.load(x_scale + token * stride_xsm, mask=valid, other=0.0)
-        for step in range(steps):
-            k = step * BLOCK_K
-            at = x + token[:, None] * stride_xm + (k + ks)[None, :] * stride_xk
-            if EVEN_K:
-                a = tl.load(at, mask=valid[:, None], other=0.0)
-            else:
-                a = tl.load(at, mask=valid[:, None] & (ks < K - k)[None, :], other=0.0)
-            b = _weights(w, w_scale, expert, n0, k, N2, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N,
-                         BLOCK_K, W_TMA, EVEN_N, EVEN_K, SCHEME, dtype)  # fmt: skip
-            acc = _step(acc, a, b, s, ws, dtype, SCHEME, INLINE, SWAP)
-            if SCHEME == "block":
-                k += BLOCK_K
-                ws = _block_scales(w_scale + expert * stride_wse, n0, k, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
-                                   GROUP_K, SCALES)  # fmt: skip
-                if not INLINE:
-                    s = tl.load(x_scale + token * stride_xsm + k // GROUP_K, mask=valid & (k < K), other=0.0)
-        _finish_up(tl.trans(acc) if SWAP else acc, x_scale, w_scale, bias, out, out_scale, weight, sorted_ids, expert,
-                   pid_m, pid_n, num_valid, N2, stride_xsm, stride_wse, stride_out, stride_os, TOPK, BLOCK_M, BLOCK_N,
-                   SCHEME, QUANT_OUT, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA, LIMIT)  # fmt: skip
+    if FLATTEN:
+        for tile in tl.range(tl.program_id(0), num_m * num_n, tl.num_programs(0), flatten=True):
+            _up_tile(tile, first_m, num_m, num_n, x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids,
+                     experts, num_valid, N2, K, stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse,
+                     stride_wsn, stride_wsk, stride_out, stride_os, TOPK, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, GROUP_N,
+                     GROUP_K, W_TMA, EVEN_N, EVEN_K, SCHEME, SCALES, INLINE, QUANT_OUT, SWAP, HAS_BIAS, MUL_WEIGHT,
+                     ACT, ALPHA, LIMIT)  # fmt: skip
+    else:
+        tile = tl.program_id(0)
+        if tile >= num_m * num_n:
+            return
+        _up_tile(tile, first_m, num_m, num_n, x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids,
+                 experts, num_valid, N2, K, stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse,
+                 stride_wsn, stride_wsk, stride_out, stride_os, TOPK, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, GROUP_N,
+                 GROUP_K, W_TMA, EVEN_N, EVEN_K, SCHEME, SCALES, INLINE, QUANT_OUT, SWAP, HAS_BIAS, MUL_WEIGHT, ACT,
+                 ALPHA, LIMIT)  # fmt: skip
 
 
 @triton.jit
@@ -195,6 +222,55 @@ def _zero_inactive(out, sorted_ids, first_m, num_n, N, num_valid, stride_out, BL
         tl.store(at, zeros, mask=(slot < num_valid)[:, None] & (cols < N)[None, :])
 
 
+@triton.jit
+def _down_tile(tile, first_m, num_m, num_n, h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, num_valid,
+               N, K, stride_h, stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk,
+               stride_out, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+               GROUP_N: tl.constexpr, GROUP_K: tl.constexpr, A_TMA: tl.constexpr, W_TMA: tl.constexpr,
+               EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SCHEME: tl.constexpr, SCALES: tl.constexpr,
+               INLINE: tl.constexpr, SWAP: tl.constexpr, HAS_BIAS: tl.constexpr,
+               MUL_WEIGHT: tl.constexpr):  # fmt: skip
+    """One tile of the down projection: accumulate, then finish."""
+    ks = tl.arange(0, BLOCK_K)
+    steps = tl.cdiv(K, BLOCK_K)
+    dtype: tl.constexpr = out.dtype.element_ty
+    pid_m, pid_n = swizzle(tile, num_m, num_n, GROUP)
+    pid_m += first_m
+    expert = tl.load(experts + pid_m).to(tl.int64)
+    rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = rows.to(tl.int64)
+    n0 = pid_n * BLOCK_N
+    acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
+    s = row
+    ws = row
+    if SCHEME == "block":
+        ws = _block_scales(w_scale + expert * stride_wse, n0, 0, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
+                           GROUP_K, SCALES)  # fmt: skip
+        if not INLINE:
+            s = tl.load(h_scale + row * stride_hsm)
+    for step in range(steps):
+        k = step * BLOCK_K
+        if A_TMA:
+            a = h.load([pid_m * BLOCK_M, k])
+        elif EVEN_K:
+            a = tl.load(h + row[:, None] * stride_h + (k + ks)[None, :])
+        else:
+            a = tl.load(h + row[:, None] * stride_h + (k + ks)[None, :], mask=(ks < K - k)[None, :], other=0.0)
+        b = _weights(w, w_scale, expert, n0, k, N, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N,
+                     BLOCK_K, W_TMA, EVEN_N, EVEN_K, SCHEME, dtype)  # fmt: skip
+        acc = _step(acc, a, b, s, ws, dtype, SCHEME, INLINE, SWAP)
+        if SCHEME == "block":
+            k += BLOCK_K
+            ws = _block_scales(w_scale + expert * stride_wse, n0, k, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
+                               GROUP_K, SCALES)  # fmt: skip
+            if not INLINE:
+                s = tl.load(h_scale + row * stride_hsm + (k // GROUP_K) * stride_hsk, mask=(row >= 0) & (k < K),
+                            other=0.0)  # fmt: skip
+    _finish_down(tl.trans(acc) if SWAP else acc, h_scale, w_scale, bias, out, weight, sorted_ids, expert, pid_m,
+                 pid_n, num_valid, N, stride_hsm, stride_wse, stride_out, BLOCK_M, BLOCK_N, SCHEME, HAS_BIAS,
+                 MUL_WEIGHT)  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["num_valid", "stride_hsk"])
 def down_gemm(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, post, num_valid, N, K, stride_h,
               stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, stride_out,
@@ -202,7 +278,7 @@ def down_gemm(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, po
               GROUP_N: tl.constexpr, GROUP_K: tl.constexpr, A_TMA: tl.constexpr, W_TMA: tl.constexpr,
               EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SCHEME: tl.constexpr, SCALES: tl.constexpr,
               INLINE: tl.constexpr, SWAP: tl.constexpr, HAS_BIAS: tl.constexpr, MUL_WEIGHT: tl.constexpr,
-              PDL: tl.constexpr):  # fmt: skip
+              PDL: tl.constexpr, FLATTEN: tl.constexpr):  # fmt: skip
     """out[token, slot] = (h[row] @ w[expert].T + bias[expert]) * router weight; blocks of no expert write zeros."""
     num_n = tl.cdiv(N, BLOCK_N)
     first_m = tl.load(post + 1)
@@ -210,45 +286,20 @@ def down_gemm(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, po
     wait_dependencies(PDL)
     launch_dependents(PDL)
     _zero_inactive(out, sorted_ids, first_m, num_n, N, num_valid, stride_out, BLOCK_M, BLOCK_N)
-    ks = tl.arange(0, BLOCK_K)
-    steps = tl.cdiv(K, BLOCK_K)
-    dtype: tl.constexpr = out.dtype.element_ty
-    for tile in tl.range(tl.program_id(0), num_m * num_n, tl.num_programs(0), flatten=True):
-        pid_m, pid_n = swizzle(tile, num_m, num_n, GROUP)
-        pid_m += first_m
-        expert = tl.load(experts + pid_m).to(tl.int64)
-        rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        row = rows.to(tl.int64)
-        n0 = pid_n * BLOCK_N
-        acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
-        s = row
-        ws = row
-        if SCHEME == "block":
-            ws = _block_scales(w_scale + expert * stride_wse, n0, 0, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
-                               GROUP_K, SCALES)  # fmt: skip
-            if not INLINE:
-                s = tl.load(h_scale + row * stride_hsm)
-        for step in range(steps):
-            k = step * BLOCK_K
-            if A_TMA:
-                a = h.load([pid_m * BLOCK_M, k])
-            elif EVEN_K:
-                a = tl.load(h + row[:, None] * stride_h + (k + ks)[None, :])
-            else:
-                a = tl.load(h + row[:, None] * stride_h + (k + ks)[None, :], mask=(ks < K - k)[None, :], other=0.0)
-            b = _weights(w, w_scale, expert, n0, k, N, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N,
-                         BLOCK_K, W_TMA, EVEN_N, EVEN_K, SCHEME, dtype)  # fmt: skip
-            acc = _step(acc, a, b, s, ws, dtype, SCHEME, INLINE, SWAP)
-            if SCHEME == "block":
-                k += BLOCK_K
-                ws = _block_scales(w_scale + expert * stride_wse, n0, k, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
-                                   GROUP_K, SCALES)  # fmt: skip
-                if not INLINE:
-                    s = tl.load(h_scale + row * stride_hsm + (k // GROUP_K) * stride_hsk, mask=(row >= 0) & (k < K),
-                                other=0.0)  # fmt: skip
-        _finish_down(tl.trans(acc) if SWAP else acc, h_scale, w_scale, bias, out, weight, sorted_ids, expert, pid_m,
-                     pid_n, num_valid, N, stride_hsm, stride_wse, stride_out, BLOCK_M, BLOCK_N, SCHEME, HAS_BIAS,
-                     MUL_WEIGHT)  # fmt: skip
+    if FLATTEN:
+        for tile in tl.range(tl.program_id(0), num_m * num_n, tl.num_programs(0), flatten=True):
+            _down_tile(tile, first_m, num_m, num_n, h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts,
+                       num_valid, N, K, stride_h, stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse,
+                       stride_wsn, stride_wsk, stride_out, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, GROUP_N, GROUP_K, A_TMA,
+                       W_TMA, EVEN_N, EVEN_K, SCHEME, SCALES, INLINE, SWAP, HAS_BIAS, MUL_WEIGHT)  # fmt: skip
+    else:
+        tile = tl.program_id(0)
+        if tile >= num_m * num_n:
+            return
+        _down_tile(tile, first_m, num_m, num_n, h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts,
+                   num_valid, N, K, stride_h, stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn,
+                   stride_wsk, stride_out, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, GROUP_N, GROUP_K, A_TMA, W_TMA, EVEN_N,
+                   EVEN_K, SCHEME, SCALES, INLINE, SWAP, HAS_BIAS, MUL_WEIGHT)  # fmt: skip
 
 
 @triton.jit

@@ -21,7 +21,7 @@ def _e2m1(code):
 
 @triton.jit
 def unpack(packed, scales, dtype: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """[ROWS, COLS] values of `dtype` from uint8 pairs [ROWS, COLS / 2] (low nibble first) and e8m0 [ROWS, COLS / 32]."""
+    """[ROWS, COLS] values from uint8 pairs [ROWS, COLS / 2] (low nibble first) and e8m0 [ROWS, COLS / 32]."""
     pairs = tl.join(_e2m1(packed & 15), _e2m1(packed >> 4))
     values = tl.reshape(pairs, (ROWS, COLS // 32, 32))
     # 2^126 * 2^(e - 127) = 2^(e - 1), in two steps so that neither factor leaves float32's range
