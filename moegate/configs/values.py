@@ -6,6 +6,7 @@ one; `load_config` reads one for use and refuses it at the first error.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping
@@ -51,20 +52,19 @@ class Field:
 
     def problem(self, value: object) -> str | None:
         """What is wrong with `value`, or None."""
-        wanted = self.wanted
+        return None if self.accepts(value) else f"is {_say(value)}; must be {self.wanted}"
+
+    def accepts(self, value: object) -> bool:
+        """Whether a kernel can be launched with `value`."""
         if self.kind == "bool":
-            return None if isinstance(value, bool) else f"is {_say(value)}; must be {wanted}"
+            return isinstance(value, bool)
         if self.kind == "text":
-            return None if value in self.choices else f"is {_say(value)}; must be {wanted}"
-        if isinstance(value, bool) or not isinstance(value, int):
-            return f"is {_say(value)}; must be {wanted}"
-        if self.choices and value not in self.choices:
-            return f"is {_say(value)}; must be {wanted}"
-        if not self.choices and not self.low <= value <= self.high:
-            return f"is {_say(value)}; must be {wanted}"
-        if self.power_of_two and value & (value - 1):
-            return f"is {_say(value)}; must be {wanted}"
-        return None
+            return isinstance(value, str) and value in self.choices
+        if type(value) is not int:  # a bool is no size
+            return False
+        if self.choices:
+            return value in self.choices
+        return self.low <= value <= self.high and not (self.power_of_two and value & (value - 1))
 
     @property
     def wanted(self) -> str:
@@ -109,6 +109,11 @@ DENSE_FIELDS: tuple[Field, ...] = (
 )
 
 
+def is_batch_size(key: str) -> bool:
+    """Whether a key is a batch size: a positive integer without sign, space or leading zero."""
+    return _BATCH.fullmatch(key) is not None
+
+
 @dataclass(frozen=True)
 class ValueProblem:
     """One thing wrong inside a config file. `path` leads to it: (batch size,) or (batch size, field)."""
@@ -133,12 +138,12 @@ def problems(
     if not isinstance(data, dict):
         yield ValueProblem("bad-value", (), f"is {_say(data)}; must be an object of batch sizes", 'write {"1": {...}}')
         return
-    known = {field.name: field.seen_by(engine) for field in fields}
+    known = _known(fields, engine, vendor)
     sizes: list[int] = []
     for key, entry in data.items():
         if key == "triton_version" and engine == "vllm":
             continue
-        if not _BATCH.fullmatch(key):
+        if not is_batch_size(key):
             yield ValueProblem(
                 "bad-value",
                 (key,),
@@ -155,7 +160,7 @@ def problems(
                 'write {"BLOCK_SIZE_M": 16, ...}',
             )
             continue
-        yield from _entry_problems(key, entry, known, engine, vendor)
+        yield from _entry_problems(key, entry, known, engine)
     if not sizes:
         yield ValueProblem(
             "bad-value",
@@ -173,32 +178,42 @@ def problems(
         )
 
 
-def _entry_problems(
-    key: str, entry: Mapping[str, object], known: Mapping[str, Field], engine: Engine, vendor: str | None
-) -> Iterator[ValueProblem]:
-    for name, value in entry.items():
-        field = known.get(name)
-        if field is None or engine not in field.engines:
-            yield ValueProblem(
-                "unknown-field",
-                (key, name),
-                f"{_say(name)} is no parameter of {engine}'s kernel",
-                "remove it, or check its spelling",
-            )
+@dataclass(frozen=True)
+class _Known:
+    """The fields as one engine and vendor take them, and which of them every entry needs."""
+
+    fields: Mapping[str, Field]
+    needed: tuple[str, ...]
+    strange: Mapping[str, str]
+
+
+@functools.cache
+def _known(fields: tuple[Field, ...], engine: Engine, vendor: str | None) -> _Known:
+    mine: dict[str, Field] = {}
+    strange: dict[str, str] = {}
+    for field in fields:
+        if engine not in field.engines:
+            strange[field.name] = f"{_say(field.name)} is no parameter of {engine}'s kernel"
         elif vendor is not None and vendor not in field.vendors:
-            yield ValueProblem(
-                "unknown-field", (key, name), f"{name} means nothing to the {vendor} compiler", "remove it"
-            )
-        elif (wrong := field.problem(value)) is not None:
-            yield ValueProblem("bad-value", (key, name), f"{name} at batch size {key} {wrong}", f"use {field.wanted}")
-    for field in known.values():
-        if field.needed and field.name not in entry:
-            yield ValueProblem(
-                "missing-field",
-                (key,),
-                f"batch size {key} has no {field.name}: the compiler's default applies, which nobody timed",
-                f"add {field.name}",
-            )
+            strange[field.name] = f"{field.name} means nothing to the {vendor} compiler"
+        else:
+            mine[field.name] = field.seen_by(engine)
+    return _Known(mine, tuple(name for name, field in mine.items() if field.needed), strange)
+
+
+def _entry_problems(key: str, entry: Mapping[str, object], known: _Known, engine: Engine) -> Iterator[ValueProblem]:
+    for name, value in entry.items():
+        field = known.fields.get(name)
+        if field is None:
+            words = known.strange.get(name, f"{_say(name)} is no parameter of {engine}'s kernel")
+            yield ValueProblem("unknown-field", (key, name), words, "remove it, or check its spelling")
+        elif not field.accepts(value):
+            words = f"{name} at batch size {key} {field.problem(value)}"
+            yield ValueProblem("bad-value", (key, name), words, f"use {field.wanted}")
+    for name in known.needed:
+        if name not in entry:
+            words = f"batch size {key} has no {name}: the compiler's default applies, which nobody timed"
+            yield ValueProblem("missing-field", (key,), words, f"add {name}")
 
 
 def parse_config(

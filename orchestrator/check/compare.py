@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moegate import canonical
 from moegate.configs import ConfigKey, ParsedName, Resolution, parse_directory, parse_name
 from moegate.configs.engines import EngineLookup, resolver
 from moegate.configs.positions import line_of
-from moegate.configs.values import nearest
+from moegate.configs.values import is_batch_size, nearest
 from moegate.errors import UsageError
 from moegate.records.findings import Finding
 from orchestrator.check.coverage import ORDER
-from orchestrator.check.files import FileFacts
+from orchestrator.check.files import FileFacts, digest_of
 from orchestrator.check.rules import finding
 from orchestrator.check.trees import ConfigFolder, entries
 
@@ -95,7 +94,7 @@ def _gone(
     before, after = _try(old, parsed, version), _try(new, parsed, version)
     if before is None or after is None or before.reason == "default":
         return
-    moved = by_digest.get(_digest(path))
+    moved = by_digest.get(digest_of(_load(path)))
     cause = f"; its content is now {moved}" if moved else ""
     key = f"{parsed.key.words}, {parsed.projection}"
     says = f"{key}: {before.reason} before, {_said(after)} now{cause}"
@@ -124,11 +123,6 @@ def _said(resolution: Resolution) -> str:
     return f"{resolution.reason} ({resolution.file})" if resolution.file else resolution.reason
 
 
-def _digest(path: Path) -> str:
-    data = _load(path)
-    return canonical.digest(data) if isinstance(data, dict) else ""
-
-
 def _load(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -141,8 +135,8 @@ def _changed(base: Path, head: Path, shown: str) -> Iterator[Finding]:
     if not isinstance(old, dict) or not isinstance(new, dict):
         return
     text = head.read_text(encoding="utf-8")
-    sizes = {int(key): value for key, value in new.items() if key.isdecimal()}
-    lost = [key for key in old if key not in new and key.isdecimal()]
+    sizes = {int(key): value for key, value in new.items() if is_batch_size(key)}
+    lost = [key for key in old if key not in new and is_batch_size(key)]
     for key in lost:
         served = f"batch size {nearest(sizes, int(key))}'s config serves it now" if sizes else "nothing serves it now"
         yield finding("coverage-lost", shown, 1, f"batch size {key} is gone: {served}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from moegate import canonical, devices
 from moegate.configs import ConfigKey, DenseKey, ParsedName, parse_name
 from moegate.configs.engines import EngineLookup
 from moegate.configs.positions import Positions, line_of
-from moegate.configs.values import DENSE_FIELDS, FIELDS, problems
+from moegate.configs.values import DENSE_FIELDS, FIELDS, is_batch_size, problems
 from moegate.devices import Device
 from moegate.errors import UsageError
 from moegate.records.findings import Finding
@@ -51,38 +53,50 @@ def check_file(entry: Entry, shown: str, engine: EngineLookup) -> tuple[FileFact
     Args:
         entry: the file. shown: its path as findings print it. engine: whose lookup and kernel will see it.
     """
+    try:
+        size = entry.path.stat().st_size
+        if size > MAX_BYTES:
+            broken = finding("bad-value", shown, 1, f"is {size} bytes; at most {MAX_BYTES} are read")
+        else:
+            return check_bytes(entry, shown, engine, entry.path.read_bytes())
+    except OSError as error:
+        broken = finding("bad-value", shown, 1, error.strerror or "cannot be read", fix="make the file readable")
+    return FileFacts(entry, shown, parse_name(entry.name), {}, ""), [*_name_findings(entry, shown, engine), broken]
+
+
+def check_bytes(entry: Entry, shown: str, engine: EngineLookup, content: bytes) -> tuple[FileFacts, list[Finding]]:
+    """As `check_file`, for content that is already here."""
     found = list(_name_findings(entry, shown, engine))
     parsed = parse_name(entry.name)
-    text, data, broken = _read(entry.path, shown)
+    text, data, broken = _parse(content, shown)
     if broken is not None:
         return FileFacts(entry, shown, parsed, {}, ""), [*found, broken]
     if parsed is not None and _of_another_kernel(parsed):
-        return FileFacts(entry, shown, parsed, {}, canonical.digest(data)), found
+        return FileFacts(entry, shown, parsed, {}, digest_of(data)), found
     device = None if parsed is None else devices.find(parsed.key.device_name)
     found += _value_findings(text, data, shown, parsed, device, engine)
     block_m: dict[int, int] = {}
     if isinstance(data, dict) and parsed is not None:
-        usable = [(key, value) for key, value in data.items() if key.isdecimal() and isinstance(value, dict)]
+        usable = [(key, value) for key, value in data.items() if is_batch_size(key) and isinstance(value, dict)]
         found += _group_findings(text, usable, shown, parsed, engine)
         found += _smem_findings(text, usable, shown, parsed, device, engine)
         block_m = {int(k): v["BLOCK_SIZE_M"] for k, v in usable if isinstance(v.get("BLOCK_SIZE_M"), int)}
-    digest = (
-        canonical.digest({k: v for k, v in data.items() if k != "triton_version"}) if isinstance(data, dict) else ""
-    )
-    return FileFacts(entry, shown, parsed, block_m, digest if block_m else ""), _one_per_line(found)
+    return FileFacts(entry, shown, parsed, block_m, digest_of(data) if block_m else ""), _one_per_line(found)
 
 
-def _read(path: Path, shown: str) -> tuple[str, Any, Finding | None]:
+def digest_of(data: Any) -> str:
+    """What two files share that hold the same configs, in whatever order and layout."""
+    plain = {k: v for k, v in data.items() if k != "triton_version"} if isinstance(data, dict) else data
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def _parse(content: bytes, shown: str) -> tuple[str, Any, Finding | None]:
+    text = ""
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            return "", None, finding("bad-value", shown, 1, f"is {size} bytes; at most {MAX_BYTES} are read")
-        text = path.read_bytes().decode("utf-8")
+        text = content.decode("utf-8")
         return text, canonical.loads_json(text, file=shown), None
     except UnicodeDecodeError as error:
         return "", None, finding("bad-value", shown, 1, f"is not UTF-8: byte {error.start}", fix="save it as UTF-8")
-    except OSError as error:
-        return "", None, finding("bad-value", shown, 1, error.strerror or "cannot be read")
     except UsageError as error:
         line, fix = error.line or 1, error.fix
         if "twice" in error.message:
@@ -184,10 +198,10 @@ def _smem_findings(
         return
     wide_a, wide_b = _BYTES.get(parsed.key.dtype, (1, 0.5))
     for size, entry in usable:
-        values = [entry.get(name) for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_stages")]
-        if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
-            continue
-        m, n, k, stages = (int(value) for value in values if value is not None)
+        m, n, k = entry.get("BLOCK_SIZE_M"), entry.get("BLOCK_SIZE_N"), entry.get("BLOCK_SIZE_K")
+        stages = entry.get("num_stages")
+        if not (type(m) is int and type(n) is int and type(k) is int and type(stages) is int):
+            continue  # missing or no number: other rules say so
         if engine.over_group == "clamped" and parsed.key.block_shape and all(parsed.key.block_shape):
             k = min(k, *parsed.key.block_shape)
         need = int((stages - 1) * (m * wide_a + n * wide_b) * k)

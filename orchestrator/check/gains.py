@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moegate.configs import ConfigKey, parse_name
+from moegate.configs.values import is_batch_size
 from moegate.errors import UsageError
 from moegate.records import Provenance, read
 from moegate.records.provenance import SUFFIX
@@ -45,7 +46,7 @@ def _gain(path: Path) -> Gain | None:
     ratios = {
         int(size): timing.default_us / timing.winner_us
         for size, timing in record.timings.items()
-        if size.isdecimal() and timing.winner_us > 0 and timing.default_us > 0
+        if is_batch_size(size) and timing.winner_us > 0 and timing.default_us > 0
     }
     if not ratios or record.interpreter:
         return None

@@ -1,0 +1,67 @@
+"""The dispatch lock: complete, stable, and red on any change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moegate.dispatch import OPS, PLATFORM_NAMES, ROWS, lock, rows_of
+from moegate.errors import UsageError
+
+SHIPPED = Path(__file__).resolve().parents[3] / "kernels" / "dispatch.lock.json"
+
+
+def test_the_shipped_lock_is_up_to_date() -> None:
+    changes = lock.diff(lock.read(SHIPPED), lock.table())
+    assert [change.words for change in changes] == [], "run `orchestrator dispatch lock` if this is meant"
+
+
+def test_the_lock_covers_every_op_platform_and_request() -> None:
+    table = lock.table()["ops"]
+    for op in OPS:
+        for platform in PLATFORM_NAMES:
+            for answers in table[op][platform].values():
+                assert set(answers["bare"]) == {"auto", *(row.backend for row in rows_of(op))}
+
+
+def test_the_text_is_json_and_comes_back() -> None:
+    assert json.loads(lock.dumps(lock.table())) == lock.table()
+
+
+def test_swapped_rows_are_found_with_both_chains(tmp_path: Path) -> None:
+    path = tmp_path / "lock.json"
+    lock.write(path)
+    rows = list(ROWS)
+    at = [i for i, row in enumerate(rows) if row.op == "fused_experts" and row.backend in ("triton", "torch")]
+    rows[at[0]], rows[at[1]] = rows[at[1]], rows[at[0]]
+    changes = lock.diff(lock.read(path), lock.table(tuple(rows)))
+    assert changes
+    assert {change.request for change in changes} == {"auto"}
+    first = next(change for change in changes if change.platform == "cuda-sm90")
+    assert first.words.endswith("triton -> torch")
+    assert first.before[-1] == "triton: chosen"
+    assert first.after[-1] == "torch: chosen"
+    text = path.read_text()
+    assert '"bfloat16"' in text.splitlines()[lock.line_of(text, first) - 1]
+
+
+def test_a_lost_row_is_found(tmp_path: Path) -> None:
+    rows = tuple(row for row in ROWS if (row.op, row.backend) != ("block_fp8_linear", "scaled_mm"))
+    changes = lock.diff(lock.table(), lock.table(rows))
+    assert any(c.request == "scaled_mm" and c.after is None for c in changes)
+    assert any(c.request == "auto" and c.platform == "xpu-bmg" and "scaled_mm -> triton" in c.words for c in changes)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 2, "ops": {}}', '{"schema": 1, "ops": []}'])
+def test_a_damaged_lock_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "lock.json"
+    path.write_text(text)
+    with pytest.raises(UsageError):
+        lock.read(path)
+
+
+def test_an_odd_but_valid_lock_is_compared_without_a_crash(tmp_path: Path) -> None:
+    odd = {"schema": 1, "ops": {"fused_experts": {"cpu": {"bfloat16": {"bare": {"auto": []}}}}, "x": 3}}
+    assert lock.diff(odd, lock.table())
