@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import statistics
@@ -35,10 +36,11 @@ class Compiled:
 
 
 class CompilePool:
-    """`workers` children, each driven by a thread; jobs asked for by a waiting caller go before those prepared early."""
+    """`workers` children, each driven by a thread; jobs that a caller waits for go before those prepared early."""
 
-    def __init__(self, spec: ChildSpec, engine: str, problem: Problem, target: dict[str, Any], workers: int) -> None:
-        self._args = {"engine": engine, "problem": problem.as_dict(), "target": target, "size": _SIZE}
+    def __init__(self, spec: ChildSpec, engine: str, problem: Problem, workers: int) -> None:
+        self._kernel = {"engine": engine, "problem": problem.as_dict()}
+        self._target: dict[str, Any] | None = None
         self._spec = spec
         self._queue: list[tuple[int, int, Job]] = []
         self._order = itertools.count()
@@ -66,8 +68,13 @@ class CompilePool:
         done = [c.facts["hash"] for c in self._state.values() if c is not None and c.facts is not None]
         return len(set(done))
 
+    def aim(self, target: dict[str, Any]) -> None:
+        """Say what to compile for; the children have started meanwhile. Jobs come after this."""
+        self._target = target
+
     def prepare(self, jobs: Iterable[Job], urgent: bool = False) -> None:
         """Queue jobs that were not queued before; urgent ones overtake."""
+        assert self._target is not None
         with self._changed:
             for job in jobs:
                 if job not in self._state:
@@ -118,6 +125,8 @@ class CompilePool:
     def _work(self, number: int) -> None:
         worker = Worker(self._spec, f"compile-{number}")
         try:
+            with contextlib.suppress(WorkerLost):  # a child that cannot start fails every job, with its reason
+                worker.ask("warm", _START_S, **self._kernel)
             while (job := self._next()) is not None:
                 done = self._compile(worker, job)
                 with self._changed:
@@ -136,8 +145,8 @@ class CompilePool:
             first = worker.pid is None
             try:
                 answer = worker.ask(
-                    "compile", _START_S if first else self._deadline(), **self._args, projection=projection,
-                    config=config.as_dict(),
+                    "compile", _START_S if first else self._deadline(), **self._kernel, target=self._target, size=_SIZE,
+                    projection=projection, config=config.as_dict(),
                 )  # fmt: skip
             except WorkerLost as error:
                 lost = error

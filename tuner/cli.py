@@ -61,9 +61,10 @@ def tune(
     from tuner.commands.tune import run
 
     raise typer.Exit(
-        run(out=out, model=model, shape=shape, op=op, dtype=dtype, device=device, effort=effort, batch_sizes=batch_sizes,
-            budget=budget, engine=engine, strategy=strategy, no_prior=no_prior, without=without, routing=routing, ray=ray,
-            emit=emit, tp=tp, ep=ep, seed=seed, python=python, result=result, as_json=as_json)
+        run(out=out, model=model, shape=shape, op=op, dtype=dtype, device=device, effort=effort,
+            batch_sizes=batch_sizes, budget=budget, engine=engine, strategy=strategy, no_prior=no_prior,
+            without=without, routing=routing, ray=ray, emit=emit, tp=tp, ep=ep, seed=seed, python=python,
+            result=result, as_json=as_json)
     )  # fmt: skip
 
 
@@ -112,3 +113,27 @@ def verify(
     from tuner.commands.verify import run
 
     raise typer.Exit(run(ops=ops, dtypes=dtypes, backend=backend, out=out, as_json=as_json))
+
+
+@app.command()
+def replay(
+    journal: Annotated[Path, typer.Option(help="A journal of an exhaustive tuning, or a recorded sweep (.json.gz).")],
+    strategy: Annotated[str, typer.Option(help="racing, exhaustive or random.")] = "racing",
+    effort: Annotated[str, typer.Option(help="quick, full or exhaustive.")] = "full",
+    no_prior: Annotated[bool, typer.Option("--no-prior", help="Search as on a vendor nobody tuned yet.")] = False,
+    without: Annotated[str, typer.Option(help="Architectures that the prior leaves out: sm_90,sm_100.")] = "",
+    seed: Seed = 0,
+    out: Annotated[Path | None, typer.Option(help="Keep a journal and the chosen configs here; resumable.")] = None,
+    delay_ms: Annotated[float, typer.Option(help="Let every evaluation take this long.")] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Replay a recorded sweep: evaluations that a strategy needs, and its regret.
+
+    Example: tuner replay --journal tuned/journal --strategy racing --without sm_90
+    """
+    from tuner.commands.replay import run
+
+    raise typer.Exit(
+        run(journal=journal, strategy=strategy, effort=effort, no_prior=no_prior, without=without, seed=seed, out=out,
+            delay_ms=delay_ms, as_json=as_json)
+    )  # fmt: skip

@@ -18,7 +18,7 @@ class Effort:
         neighbours: best configs of each already tuned neighbouring batch size that are tried too.
         moves: rounds of one-step moves around the best; 0 for none.
         tma: candidates per projection that are also tried with descriptor loads.
-        refine: candidates that get every value of the refined axes (GROUP_SIZE_M).
+        refine: candidates of each projection that get every value of the refined axes (GROUP_SIZE_M).
         reps: replays of each rung; rung 0 covers all candidates, each next rung the best `keep` of the one before.
         keep: candidates that enter rung 1, 2, ...
         abort: a candidate slower than this multiple of the incumbent after its first replay is not replayed again.
@@ -42,14 +42,14 @@ class Effort:
 
 
 EFFORTS: dict[str, Effort] = {
-    "quick": Effort("quick", 16, 3, 1, 3, 1, (2, 4), (4,), 1.5, 1, 5),
-    "full": Effort("full", 32, 4, 2, 6, 4, (2, 5, 10), (8, 4), 2.0, 2, 9, 2),
-    "exhaustive": Effort("exhaustive", None, 0, 0, 1_000_000, 4, (3, 5, 10), (16, 4), 4.0, 3, 9),
+    "quick": Effort("quick", 20, 3, 1, 3, 1, (2, 4), (4,), 1.5, 1, 5),
+    "full": Effort("full", 32, 4, 1, 6, 4, (2, 5, 10), (8, 4), 2.0, 2, 9, 2),
+    "exhaustive": Effort("exhaustive", None, 0, 0, 1_000_000, 4, (2, 4, 8), (16, 4), 1.5, 3, 9),
 }
 
 # Under Triton's interpreter one call takes as long as thousands on a device and repeats within a few per cent.
 INTERPRETED: dict[str, Effort] = {
-    "quick": Effort("quick", None, 0, 0, 0, 0, (1, 2), (2,), 1.3, 1, 2),
+    "quick": Effort("quick", None, 0, 0, 0, 0, (1, 2), (2,), 1.3, 1, 3),
     "full": Effort("full", None, 0, 1, 0, 0, (2, 3), (3,), 1.5, 2, 5),
     "exhaustive": Effort("exhaustive", None, 0, 0, 0, 0, (2, 3), (4,), 4.0, 2, 5),
 }

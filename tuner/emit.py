@@ -25,7 +25,8 @@ __all__ = ["ENGINE_FIELDS", "Origin", "emit", "file_entry", "write_file"]
 ENGINE_FIELDS: dict[str, frozenset[str] | None] = {
     "moegate": None,
     "sglang": frozenset(
-        {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages", "waves_per_eu", "USE_TMA"}
+        {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages", "waves_per_eu",
+         "USE_TMA"}
     ),
     "vllm": frozenset(
         {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages", "waves_per_eu",
@@ -53,7 +54,7 @@ class Origin:
 
 def file_entry(config: Config, engine: str) -> tuple[dict[str, Scalar], list[str]]:
     """One entry of a file for `engine`, and the names of fields that its loader would drop."""
-    keep = ENGINE_FIELDS[engine] if engine in ENGINE_FIELDS else None
+    keep = ENGINE_FIELDS.get(engine)
     entry = {name: value for name, value in config.items if keep is None or name in keep}
     return entry, [name for name, _ in config.items if name not in entry]
 

@@ -6,7 +6,9 @@ next contender is tried, and in the end the default stays.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,18 +53,16 @@ class Final:
 def decide(samples: Sequence[Sequence[float]], default: int) -> list[int]:
     """Indices of candidates from best to worst; those that do not beat the default beyond noise come after it.
 
-    The noise of a median is taken as 1.4826 MAD / sqrt(n); a candidate must be faster by two of these, both sides
-    added, and by 0.2 %.
+    Rounds are paired: row i of every candidate was measured within one round, so that a drift of the machine cancels.
+    A candidate must be faster by 0.2 % and by twice the noise of the median difference (1.4826 MAD / sqrt(n)).
     """
     medians = [statistics.median(row) for row in samples]
-    errors = [_SIGMA * _mad(row) / len(row) ** 0.5 for row in samples]
-    bar = medians[default]
-    beats = [
-        place
-        for place in range(len(samples))
-        if place != default
-        and bar - medians[place] > max(_FLOOR * bar, 2 * (errors[place] ** 2 + errors[default] ** 2) ** 0.5)
-    ]
+    beats = []
+    for place, row in enumerate(samples):
+        gains = [base - own for base, own in zip(samples[default], row, strict=False)]
+        noise = _SIGMA * _mad(gains) / len(gains) ** 0.5
+        if place != default and statistics.median(gains) > max(_FLOOR * medians[default], 2 * noise):
+            beats.append(place)
     rest = [place for place in range(len(samples)) if place not in beats and place != default]
     return [*sorted(beats, key=lambda p: medians[p]), default, *sorted(rest, key=lambda p: medians[p])]
 
@@ -80,22 +80,27 @@ class Finals:
     ) -> None:
         self.problem, self.options, self.journal, self.environment = problem, options, journal, environment
         self.worker = Worker(spec, "finals", [("setup", options.setup(problem))])
+        self._kernel = {"engine": options.engine, "problem": problem.as_dict()}
+        self._warming = threading.Thread(target=self._import, daemon=True)
         self._done = {
             (entry.kind, entry.data["size"], _spell(entry.data["candidates"])): entry.data["answer"]
             for entry in journal.of("final", "verify")
             if entry.data["env"] == environment
         }
 
-    def start(self) -> None:
-        """Start the child early, while others still work."""
-        try:
-            self.worker.start()
-        except WorkerLost as lost:
-            raise InfraError(f"the finals' child did not start: {lost.reason}") from None
+    def warm(self) -> None:
+        """Start the child in the background and let it import, without touching the device that others measure on."""
+        self._warming.start()
 
     def close(self) -> None:
         """End the child."""
+        if self._warming.is_alive():
+            self._warming.join()
         self.worker.stop()
+
+    def _import(self) -> None:
+        with contextlib.suppress(WorkerLost):  # whoever needs the child starts it again and hears why
+            self.worker.warm("warm", self.options.first_deadline_s, **self._kernel)
 
     def play(self, choice: Choice, default: Pair, rounds: int) -> Final:
         """One batch size."""
@@ -147,6 +152,8 @@ class Finals:
             return self._done[key]
         args = {"candidates": plain, **more} if kind == "final" else {"configs": plain[0]}
         limit = self.options.first_deadline_s
+        if self._warming.is_alive():
+            self._warming.join()
         try:
             answer = self.worker.ask("finals" if kind == "final" else "verify", limit, size=size, **args)
         except WorkerLost as lost:

@@ -63,26 +63,43 @@ class Live:
                  on_strike: Callable[[Strike], None] = lambda strike: None) -> None:  # fmt: skip
         self.spec, self.problem, self.options = spec, problem, options
         self._on_strike = on_strike
-        self.worker = Worker(spec, "measure", [("setup", options.setup(problem))])
-        probe = Worker(spec, "probe")
-        try:
-            self.hello = probe.ask("hello", options.first_deadline_s)
-            self.ready = probe.ask("setup", options.first_deadline_s, **options.setup(problem))
-            for verb, answer in (("hello", self.hello), ("setup", self.ready)):
-                if "error" in answer:
-                    raise InfraError(f"the measuring child cannot {verb}: {answer['reason']} (logs: {spec.folder})")
-        except BaseException:
-            probe.kill()
-            raise
-        # The probe becomes the first measuring child: it has paid for its imports and weights.
-        self.worker.adopt(probe)
         self.strikes: Counter[tuple[Projection, Config]] = Counter()
         self.compiled_late = 0
         self.environment = ""
-        target = self.hello.get("target")
-        self.pool = (
-            CompilePool(spec, options.engine, problem, target, options.workers) if target and options.workers else None
-        )
+        self.worker = Worker(spec, "measure", [("setup", options.setup(problem))])
+        # The compile children import while the measuring child looks at its device.
+        self.pool = CompilePool(spec, options.engine, problem, options.workers) if options.workers else None
+        try:
+            self.hello, self.ready = self._introduce()
+        except BaseException:
+            self.close()
+            raise
+        if self.pool is not None:
+            if self.hello["target"] is None:
+                self.pool.close()
+                self.pool = None
+            else:
+                self.pool.aim(self.hello["target"])
+
+    def _introduce(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Start the first measuring child; what it says of its device and of the kernel."""
+        probe = Worker(self.spec, "measure-first")
+        answers = []
+        try:
+            for verb, args in (("hello", {}), ("setup", self.options.setup(self.problem))):
+                answer = probe.ask(verb, self.options.first_deadline_s, **args)
+                if "error" in answer:
+                    raise InfraError(
+                        f"the measuring child cannot {verb}: {answer['reason']} (logs: {self.spec.folder})"
+                    )
+                answers.append(answer)
+        except WorkerLost as lost:
+            raise InfraError(f"the measuring child did not start: {lost.reason} (logs: {self.spec.folder})") from None
+        except BaseException:
+            probe.kill()
+            raise
+        self.worker.adopt(probe)
+        return answers[0], answers[1]
 
     def prepare(self, units: Iterable[Unit]) -> None:
         """Start compiling what will be asked for soon."""
@@ -120,7 +137,7 @@ class Live:
                 return Outcome(unit, request.rung, error=verdict[0], reason=verdict[1])
         while True:
             outcome = self._try(request)
-            # A loss or an illegal access is tried once more in a fresh process: it may have been another config's doing.
+            # A loss or an illegal access is tried once more in a fresh process: another config may have caused it.
             if outcome.error not in ("timeout", "crashed", "illegal-access"):
                 return outcome
             self.strikes[at] += 1

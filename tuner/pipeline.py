@@ -17,7 +17,7 @@ from moegate.devices import normalise
 from moegate.errors import InfraError
 from moegate.journal import Journal
 from moegate.records import DeviceIdentity, from_json
-from tuner.child.client import ChildSpec, WorkerLost
+from tuner.child.client import ChildSpec
 from tuner.config import Config
 from tuner.defaults import default_for
 from tuner.effort import Effort, effort
@@ -100,9 +100,11 @@ def tune(options: TuneOptions) -> TuneResult:
             live.strikes.update(runner.blocked())
             setting.note(journal)
             progress = Progress(2 * len(options.batch_sizes), quiet=options.quiet)
-            findings = strategy(options.strategy).tune(setting.task(progress, clock), runner)
-            clock.mark("search")
             finals = Finals(spec, options.problem, setting.live_options, journal, setting.digest)
+            finals.warm()
+            findings = strategy(options.strategy).tune(setting.task(progress, clock), runner)
+            live.close()
+            clock.mark("search")
             played = _play(finals, findings, setting, progress)
             clock.mark("finals")
             progress.end()
@@ -130,7 +132,7 @@ def tune(options: TuneOptions) -> TuneResult:
         shutil.rmtree(options.out / "cache", ignore_errors=True)
     shutil.rmtree(options.out / "children" / "packages", ignore_errors=True)
     return TuneResult(
-        tuple(played), findings, tuple(files), setting.identity, dict(live.hello["versions"]), live.hello["interpreter"],
+        tuple(played), findings, tuple(files), setting.identity, dict(live.hello["versions"]), setting.interpreted,
         clock.seconds, counts, errors, findings.complete,
     )  # fmt: skip
 
@@ -169,7 +171,7 @@ def _accelerator() -> bool:
 def _live(options: TuneOptions, spec: ChildSpec, journal: Journal) -> Live:
     interpreted = "TRITON_INTERPRET" in spec.env
     live_options = LiveOptions(
-        options.engine, options.seed, 1 if interpreted else 10, options.routing, not interpreted,
+        options.engine, options.seed, 1 if interpreted else 5, options.routing, not interpreted,
         0 if interpreted else (options.workers or pool_size()), 60.0 if interpreted else 30.0,
     )  # fmt: skip
 
@@ -179,10 +181,7 @@ def _live(options: TuneOptions, spec: ChildSpec, journal: Journal) -> Live:
             config=strike.unit.config.as_dict(), error=strike.kind, reason=strike.reason,
         )  # fmt: skip
 
-    try:
-        live = Live(spec, options.problem, live_options, struck)
-    except WorkerLost as lost:
-        raise InfraError(f"the measuring child did not start: {lost.reason} (logs: {spec.folder})") from None
+    live = Live(spec, options.problem, live_options, struck)
     return live
 
 

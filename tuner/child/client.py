@@ -8,6 +8,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,15 +48,16 @@ class ChildSpec:
         passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED)}
         env = spawn.child_env({**passed, **self.env})
         env.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
-        if self.python != sys.executable:
-            env["PYTHONPATH"] = str(code_roots(self.folder))
+        extra = env.get("PYTHONPATH")
+        env["PYTHONPATH"] = os.pathsep.join([str(code_roots(self.folder)), *([extra] if extra else [])])
         return env
 
 
 def code_roots(folder: Path) -> Path:
-    """A folder with links to our three torch-side packages and nothing else, for a foreign interpreter's path.
+    """A folder with links to our three torch-side packages and nothing else, for a child's path.
 
-    The checkout's root would also expose `kernels`, which is another project's package.
+    A foreign interpreter does not have them installed, and the checkout's root would also expose `kernels`, which is
+    another project's package.
     """
     import importlib.util
 
@@ -68,8 +70,10 @@ def code_roots(folder: Path) -> Path:
             raise InfraError(f"package {name} is not importable")
         target = Path(next(iter(found.submodule_search_locations))).resolve()
         if not link.is_symlink() or link.resolve() != target:
-            link.unlink(missing_ok=True)
-            link.symlink_to(target)
+            # Several threads start children at once: make the link aside and rename it into place.
+            aside = links / f".{name}.{os.getpid()}.{threading.get_ident()}"
+            aside.symlink_to(target)
+            aside.replace(link)
     return links
 
 
@@ -83,6 +87,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self._number = 0
+        self._fresh = False
 
     @property
     def pid(self) -> int | None:
@@ -98,11 +103,19 @@ class Worker:
         self.start()
         return self._ask(verb, timeout_s, args)
 
+    def warm(self, verb: str, timeout_s: float, /, **args: Any) -> None:
+        """Start the child and put one question before those that every new child is to answer first."""
+        self._spawn()
+        self._fresh = True
+        self._ask(verb, timeout_s, args)
+
     def start(self, timeout_s: float = 180.0) -> None:
         """Start the child where none runs, and put the questions that every new child is to answer first."""
-        if self._process is not None:
+        if self._process is None:
+            self._spawn()
+        elif not self._fresh:
             return
-        self._spawn()
+        self._fresh = False
         for verb, args in self._before:
             answer = self._ask(verb, timeout_s, args)
             if "error" in answer:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CompileOnly", "compile_facts", "stub_driver"]
+__all__ = ["compile_facts", "stub_driver"]
 
 
 class _StubDriver:
@@ -41,52 +40,38 @@ def stub_driver(backend: str, arch: str, warp: int) -> None:
     from triton.runtime import driver
 
     target = GPUTarget(backend, int(arch) if arch.isdigit() else arch, warp)
-    driver.set_active(_StubDriver(target))  # type: ignore[arg-type]
-
-
-@dataclass
-class CompileOnly:
-    """Stands where a jitted kernel stood: a launch compiles and keeps what came out."""
-
-    name: str
-    kernel: Any
-    compiled: list[tuple[str, Any]]
-
-    def __getitem__(self, grid: Any) -> Any:
-        def warm(*args: Any, **options: Any) -> Any:
-            built = self.kernel.warmup(*args, grid=grid, **options)
-            self.compiled.append((self.name, built))
-            return built
-
-        return warm
+    driver.set_active(_StubDriver(target))
 
 
 @contextmanager
-def _swapped(modules: Sequence[Any]) -> Iterator[list[tuple[str, Any]]]:
-    """Within: every kernel of the modules only compiles when it is launched from the host."""
+def _compile_only() -> Iterator[list[tuple[str, Any]]]:
+    """Within: a kernel that is launched from the host is compiled and kept, and not launched."""
     from triton.runtime.jit import JITFunction
 
     compiled: list[tuple[str, Any]] = []
-    real = [(m, name, value) for m in modules for name, value in vars(m).items() if isinstance(value, JITFunction)]
-    launched = [(m, name, value) for m, name, value in real if value.fn.__module__ == m.__name__]
-    for module, name, value in launched:
-        setattr(module, name, CompileOnly(name, value, compiled))
+    launch = JITFunction.run
+
+    def run(self: Any, *args: Any, **options: Any) -> Any:
+        built = launch(self, *args, **{**options, "warmup": True})
+        compiled.append((self.fn.__name__, built))
+        return built
+
+    JITFunction.run = run
     try:
         yield compiled
     finally:
-        for module, name, value in launched:
-            setattr(module, name, value)
+        JITFunction.run = launch
 
 
-def compile_facts(modules: Sequence[Any], kernel: str, launch: Callable[[], Any]) -> dict[str, Any]:
-    """Run `launch()` with the kernels of `modules` replaced by compile-only ones; returns what the compiler says.
+def compile_facts(kernel: str, launch: Callable[[], Any]) -> dict[str, Any]:
+    """Run `launch()` with launches replaced by compiles; returns what the compiler says of the kernel called `kernel`.
 
-    The facts are those of `kernel`; what else the launch needs is compiled too. `hash` identifies the binary, `shared`
+    Whatever else the launch needs is compiled too. `hash` identifies the binary, `shared`
     is bytes of shared memory, `tmem` columns of tensor memory, `threads` of one block, `spill_bytes` per thread (None
     where the compiler does not say).
     """
     begin = time.perf_counter()
-    with _swapped(modules) as compiled:
+    with _compile_only() as compiled:
         launch()
     mine = [built for name, built in compiled if name == kernel]
     if len(mine) != 1:

@@ -53,6 +53,11 @@ class Session:
             "pid": os.getpid(),
         }
 
+    def do_warm(self, engine: str, problem: dict[str, Any]) -> dict[str, Any]:
+        """Pay for the imports, and touch no device."""
+        load_adapter(engine, Problem.from_dict(problem))
+        return {"pid": os.getpid()}
+
     def do_setup(self, engine: str, problem: dict[str, Any], seed: int, routes: int, routing: str = "uniform",
                  graphs: bool = True) -> dict[str, Any]:  # fmt: skip
         """Make the adapter and its weights on this child's device."""
@@ -91,24 +96,20 @@ class Session:
             )
         return {"samples_us": samples, **self._vitals()}
 
-    def do_finals(self, size: int, candidates: list[dict[str, dict[str, Any]]], rounds: int) -> dict[str, Any]:
+    def do_finals(self, size: int, candidates: list[dict[Projection, dict[str, Any]]], rounds: int) -> dict[str, Any]:
         """Time whole-op candidates against each other, interleaved; `samples_us[i]` belongs to `candidates[i]`."""
         batch, timer = self._at(size), self._timer()
-        calls = {
-            str(place): (lambda route, configs=configs: batch.whole(configs, route))
-            for place, configs in enumerate(candidates)
-        }
-        samples = timer.interleaved(calls, batch.routes, rounds + 1)
-        # The first round compiles, warms and is thrown away.
-        return {"samples_us": [samples[str(place)][1:] for place in range(len(candidates))], **self._vitals()}
+        calls = {str(place): functools.partial(batch.whole, configs) for place, configs in enumerate(candidates)}
+        samples = timer.interleaved(calls, batch.routes, rounds)
+        return {"samples_us": [samples[str(place)] for place in range(len(candidates))], **self._vitals()}
 
-    def do_verify(self, size: int, configs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    def do_verify(self, size: int, configs: dict[Projection, dict[str, Any]]) -> dict[str, Any]:
         """The whole op, twice, into NaN-filled memory, at `size` and at an odd size next to it."""
         worst = {"max_rel": 0.0, "rms": 0.0}
         for tokens in (size, size + 1 if size % 2 == 0 else size + 2):
             batch = self._at(tokens)
             with poisoned():
-                first, second = batch.whole(configs, 0), batch.whole(configs, 0)  # type: ignore[arg-type]
+                first, second = batch.whole(configs, 0), batch.whole(configs, 0)
                 live().synchronize()
             verdict = batch.check_whole(first)
             if not verdict.ok:
@@ -123,12 +124,13 @@ class Session:
         """Compile one config for a target without touching a device; fills the cache that the measuring child reads."""
         if self.adapter is None:
             stub_driver(str(target["backend"]), str(target["arch"]), int(target["warp"]))
-            self.adapter = load_adapter(engine, Problem.from_dict(problem))
-            self.adapter.simulate(frozenset(target["features"]))
-            self.adapter.setup(torch.device("meta"), 0, 1)
+            adapter = load_adapter(engine, Problem.from_dict(problem))
+            adapter.simulate(target)
+            adapter.setup(torch.device("meta"), 0, 1)
+            self.adapter = adapter
         batch = self._compile_batch(size)
         launch = functools.partial(batch.launch, projection, config, 0)
-        return {"facts": compile_facts(self.adapter.modules(), self.adapter.kernel_of(projection), launch)}
+        return {"facts": compile_facts(self.adapter.kernel_of(projection), launch)}
 
     def _compile_batch(self, size: int) -> Batch:
         name = str(size)
@@ -196,9 +198,11 @@ def _target(device: Device) -> dict[str, Any] | None:
     from triton.runtime import driver
 
     target = driver.active.get_current_target()
+    limits = device.limits()
     return {
         "backend": target.backend,
         "arch": str(target.arch),
         "warp": int(target.warp_size),
         "features": sorted(device.features()),
+        "limits": [limits.shared_bytes, limits.l2_bytes, limits.units, limits.resident_blocks],
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -26,15 +26,15 @@ def cold_copies(weight_bytes: int, l2_bytes: int) -> int:
 @contextmanager
 def poisoned() -> Iterator[None]:
     """Within: `torch.empty` gives NaN, so that an output element that a kernel does not write shows."""
-    before = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # This spelling, unlike torch.use_deterministic_algorithms, does not import a compiler first.
+    before, fill = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
+    torch.set_deterministic_debug_mode("warn")
     torch.utils.deterministic.fill_uninitialized_memory = True
     try:
         yield
     finally:
         torch.utils.deterministic.fill_uninitialized_memory = fill
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.set_deterministic_debug_mode(before)
 
 
 class Timer:
@@ -65,9 +65,12 @@ class Timer:
         return samples
 
     def interleaved(
-        self, calls: dict[str, Callable[[int], object]], routes: int, rounds: int
+        self, calls: Mapping[str, Callable[[int], object]], routes: int, rounds: int
     ) -> dict[str, list[float]]:
         """Samples of several items, round by round, each round in the opposite order of the one before."""
+        for call in calls.values():
+            call(0)  # loads the kernels, which a graph capture must not
+        self.device.synchronize()
         works = {name: self._replayable(name, call, routes) for name, call in calls.items()}
         samples: dict[str, list[float]] = {name: [] for name in calls}
         order = list(works)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -48,6 +49,7 @@ def classify(error: BaseException) -> tuple[str, bool]:
 def serve() -> None:
     """Answer requests until standard input ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is an outcome here, and its dump would take seconds
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints goes to the log, not between our answers
     session: Any = None

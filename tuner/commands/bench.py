@@ -18,7 +18,7 @@ from moegate.dispatch import Capabilities, Selection, select
 from moegate.dispatch import Problem as Question
 from moegate.errors import UsageError
 from moegate.exits import Exit
-from moegate.records import ConfigUse, Launch, Measurement, Proof, Samples
+from moegate.records import ConfigUse, Launch, Measurement, Proof, Samples, to_json
 from tuner.commands.common import parse_sizes, publish
 from tuner.model import problem_of
 from tuner.pipeline import device_name_of
@@ -47,8 +47,23 @@ class _Bench:
     reps: int
 
 
-def run(*, model: Path | None, shape: str | None, op: str, dtype: str, batch_sizes: str, configs: str, backend: str,
-        graph: str, seed: int, engine: str, routing: str, reps: int, out: Path | None, as_json: bool) -> int:  # fmt: skip
+def run(
+    *,
+    model: Path | None,
+    shape: str | None,
+    op: str,
+    dtype: str,
+    batch_sizes: str,
+    configs: str,
+    backend: str,
+    graph: str,
+    seed: int,
+    engine: str,
+    routing: str,
+    reps: int,
+    out: Path | None,
+    as_json: bool,
+) -> int:
     """Time and write the record; the process exit code."""
     began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     if graph not in ("eager", "full"):
@@ -101,7 +116,7 @@ def run(*, model: Path | None, shape: str | None, op: str, dtype: str, batch_siz
     primary = math.exp(statistics.fmean(math.log(max(statistics.median(s.values), 1e-9)) for s in samples))
     samples.append(Samples(f"{_METRIC}_geomean", "us", "lower", (round(primary, 3),), primary=True))
     proof = Proof(
-        engine, backend, selection.resolved, tuple({"backend": s.backend, "chosen": s.chosen, "why": s.why} for s in selection.chain),
+        engine, backend, selection.resolved, tuple(to_json(step) for step in selection.chain),
         None if tree.root is None else str(tree.root.resolve()), canonical.tree_digest(tree.root) if tree.root else "",
         tuple(uses), {selection.resolved: calls}, adapter.kernel_hash(),
     )  # fmt: skip
@@ -144,10 +159,11 @@ def _call(plan: _Bench, batch: Any, size: int) -> tuple[Callable[[int], Any], li
     if plan.selection.resolved != "triton":
         return lambda route: batch.whole_by(plan.selection.resolved, route), []
     up, down = plan.pair.for_batch(size, plan.topk)
+    op, pair = plan.problem.op, plan.pair
     uses = [
-        ConfigUse(plan.problem.op, projection, size, found.file, found.reason, dict(config), found.alias)
-        for projection, found, config in (("up", plan.pair.up, up), ("down", plan.pair.down, down))
-    ]  # type: ignore[arg-type]
+        ConfigUse(op, "up", size, pair.up.file, pair.up.reason, up, pair.up.alias),
+        ConfigUse(op, "down", size, pair.down.file, pair.down.reason, down, pair.down.alias),
+    ]
     return lambda route: batch.whole({"up": up, "down": down}, route), uses
 
 

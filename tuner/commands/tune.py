@@ -108,13 +108,12 @@ def _print(options: TuneOptions, done: TuneResult) -> None:
     for final in done.finals:
         words = "; ".join(f"{p} {c.spell()}" for p, c in final.configs.items())
         mark = " (default kept)" if final.kept_default else ""
-        print(
-            f"{final.batch_size:>6} {final.winner_us:>12.1f} {final.default_us:>12.1f} {final.gain:>6.2f}  {words}{mark}"
-        )
+        times = f"{final.winner_us:>12.1f} {final.default_us:>12.1f} {final.gain:>6.2f}"
+        print(f"{final.batch_size:>6} {times}  {words}{mark}")
     for path in done.files:
         print(f"wrote {path}")
     counts = done.counts
     print(
-        f"{counts['evaluations']} configs tried ({counts['measured']} measured now, {counts['reused']} from the journal) "
-        f"in {duration(sum(done.seconds.values()))}"
+        f"{counts['evaluations']} configs tried ({counts['measured']} measured now, {counts['reused']} from the "
+        f"journal) in {duration(sum(done.seconds.values()))}"
     )

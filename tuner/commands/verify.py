@@ -61,24 +61,24 @@ def run(*, ops: str, dtypes: str, backend: str, out: Path | None, as_json: bool)
     cases = list(_cases(wanted, kinds, backends))
     failed = [case for case in cases if case.status == "failed"]
     counted = sum(case.status != "skipped" for case in cases)
-    status = "failed" if failed or not counted else "ok"
+    good = bool(counted) and not failed
     words = f"{len(failed)} of {counted} cases failed" if failed else None if counted else "every case was skipped"
     measurement = Measurement(
         "kernel-test",
-        status,
+        "ok" if good else "failed",
         live().identity(),
         environment_words(),
         {"cases": counted},
         cases=tuple(cases),
         interpreter=is_interpreted(),
         failure=words,
-    )  # type: ignore[arg-type]
+    )
     publish(measurement, out, as_json)
     for case in cases:
         if case.status != "passed":
             print(f"{case.status}: {case.name}: {case.message}", file=sys.stderr)
     print(f"{counted - len(failed)} of {counted} cases passed, {len(cases) - counted} skipped", file=sys.stderr)
-    return Exit.OK if status == "ok" else Exit.REGRESSION
+    return Exit.OK if good else Exit.REGRESSION
 
 
 def _cases(ops: list[str], dtypes: list[str], backends: tuple[str, ...]) -> Iterator[Case]:

@@ -26,7 +26,7 @@ LIMITS: Mapping[str, tuple[float, float]] = {
 """Largest error over the largest magnitude, and RMS error over RMS magnitude, against the float32 twin."""
 
 QUANTISED_LIMITS = (7e-2, 1e-2)
-"""For outputs that are FP8 themselves: a value next to a rounding boundary may fall to its other side, one step of 1/16."""
+"""For outputs that are FP8 themselves: a value next to a rounding boundary may fall to its other side, 1/16 away."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Adapter(Protocol):
         """sha256 over the sources of the kernel that is timed."""
 
     def setup(self, device: torch.device, seed: int, copies: int) -> int:
-        """Make the weights (`copies` sets, so that rotating through them leaves the cache cold); returns bytes per set."""
+        """Make the weights, `copies` sets of them to rotate through a cold cache; returns bytes per set."""
 
     def batch(self, size: int, routes: Routes) -> Batch:
         """Prepare the inputs of one batch size."""
@@ -108,8 +108,5 @@ class Adapter(Protocol):
     def kernel_of(self, projection: Projection) -> str:
         """Name of the kernel whose compiled facts count for a projection."""
 
-    def modules(self) -> list[Any]:
-        """Modules whose jitted kernels a launch may reach; compile-only swaps them all."""
-
-    def simulate(self, features: frozenset[str]) -> None:
-        """In a compile-only child: make the launcher believe in a device with these features."""
+    def simulate(self, target: Mapping[str, Any]) -> None:
+        """In a compile-only child: make the launcher believe in the device of `target` (see `Session.do_hello`)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from moegate.errors import UsageError
 from tuner.engines.base import QUANTISED_LIMITS, Batch, Routes, Verdict, compare, source_digest
 from tuner.problem import Problem, Projection
+from xkernels.device import Limits
 from xkernels.ops import _details
 from xkernels.ops._details import experts as _experts
 from xkernels.ops._details.experts import Rows, down_projection, expert_weights, up_projection
@@ -43,6 +45,22 @@ def scheme_of(problem: Problem) -> Scheme:
     if problem.block_shape != (BLOCK_K, BLOCK_K):
         raise UsageError(f"block shape {list(problem.block_shape)} has no kernel", fix=f"[{BLOCK_K}, {BLOCK_K}]")
     return Scheme("fp8_block", problem.block_shape)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """The device that is compiled for, as far as the launcher asks."""
+
+    known_features: frozenset[str]
+    known_limits: Limits
+
+    def features(self) -> frozenset[str]:
+        """As the live device would say."""
+        return self.known_features
+
+    def limits(self) -> Limits:
+        """As the live device would say."""
+        return self.known_limits
 
 
 class MoegateExperts:
@@ -84,20 +102,10 @@ class MoegateExperts:
         """Name of the kernel whose compiled facts count for a projection."""
         return _KERNELS[projection]
 
-    def simulate(self, features: frozenset[str]) -> None:
-        """In a compile-only child: answer the launcher's question about the device for one that is not here."""
-
-        class _Target:
-            def features(self) -> frozenset[str]:
-                return features
-
-        _experts.of = lambda tensor: _Target()  # type: ignore[assignment, misc, return-value]
-
-    def modules(self) -> list[Any]:
-        """Modules whose kernels a launch may reach."""
-        from xkernels.ops._details import moe_gemm, quant
-
-        return [moe_gemm, quant]
+    def simulate(self, target: Mapping[str, Any]) -> None:
+        """In a compile-only child: answer the launcher's questions about the device for one that is not here."""
+        device = _Target(frozenset(target["features"]), Limits(*target["limits"]))
+        setattr(_experts, "of", lambda tensor: device)  # noqa: B010 - a module's name, seen by its own functions
 
     def _prepare(self, generator: torch.Generator | None) -> PreparedExperts:
         p = self.problem
@@ -129,7 +137,7 @@ class _ExpertsBatch:
         self._references: dict[str, torch.Tensor] = {}
 
     def launch(self, projection: Projection, config: Mapping[str, Any], route: int) -> Any:
-        """One GEMM: up includes the gated activation, down the router weight; FP8 quantisation where it is served so."""
+        """One GEMM: up with the gated activation, down with the router weight, FP8 quantisation where it is served."""
         weights, _ = self._routes[route]
         experts = self._experts(route)
         alignment = self.alignment(int(config["BLOCK_SIZE_M"]), route)
@@ -194,14 +202,14 @@ class _ExpertsBatch:
         if ids.device.type != "meta":
             return moe_align_block_size(ids, block_m, self.adapter.problem.E)
         blocks = ids.numel() + self.adapter.problem.E
-        made = [torch.empty(n, dtype=torch.int32, device="meta") for n in (blocks * block_m, blocks, 1)]
+        made = [torch.empty(n, dtype=torch.int32, device="meta") for n in (blocks * block_m, blocks, 2)]
         return Alignment(made[0], made[1], made[2], block_m)
 
     def _experts(self, route: int) -> PreparedExperts:
         return self.adapter.weights[route % len(self.adapter.weights)]
 
     def _valid(self, alignment: Alignment) -> tuple[torch.Tensor, torch.Tensor]:
-        used = alignment.sorted_ids[: int(alignment.num_post_padded)].long()
+        used = alignment.sorted_ids[: int(alignment.num_post_padded[0])].long()
         places = torch.nonzero(used < self._routes[0][1].numel()).flatten()
         return places, used[places]
 

@@ -27,7 +27,7 @@ _KIN = {"16bit": ("fp8",), "fp8": ("fp8_block", "16bit"), "fp8_block": ("fp8", "
 
 
 def dtype_class(dtype: str | None, block_shape: tuple[int, int] | None = None) -> str:
-    """The class under which winners are counted, for a file's dtype field: what decides bytes per element and tiling."""
+    """The class under which winners are counted: what decides bytes per element and tiling."""
     if dtype is None or dtype in ("float32", "bfloat16", "float16"):
         return "16bit"
     if dtype.startswith("fp8"):

@@ -38,6 +38,12 @@ def _tile_within_weight(config: Config, problem: Problem) -> bool:
     return config.integer("BLOCK_SIZE_N", 1) < 2 * widest and config.integer("BLOCK_SIZE_K", 1) < 2 * widest
 
 
+def _k_32_for_groups(config: Config, problem: Problem) -> bool:
+    if config.integer("BLOCK_SIZE_K", 64) != 32:
+        return True
+    return problem.block_shape is not None and problem.block_shape[1] == 32
+
+
 CONSTRAINTS: dict[str, Constraint] = {
     rule.name: rule
     for rule in (
@@ -47,6 +53,7 @@ CONSTRAINTS: dict[str, Constraint] = {
         Constraint(
             "warps-have-work", _warps_have_work, "a tile with less than one element per thread wastes its warps"
         ),
+        Constraint("k-32-for-groups", _k_32_for_groups, "K steps of 32 serve groups of 32 and nothing else"),
         Constraint("tile-within-weight", _tile_within_weight, "a tile wider than the weight multiplies only padding"),
     )
 }

@@ -22,7 +22,7 @@ SPACES: tuple[Space, ...] = (
             Axis("GROUP_SIZE_M", (1, 16, 32, 64), "refine"),
             _TMA,
         ),
-        _MOE,
+        (*_MOE, "k-32-for-groups"),
         "SGLang's and vLLM's grid of 1920, with BLOCK_SIZE_K 32 for groups of 32",
     ),
     Space(

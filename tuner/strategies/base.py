@@ -121,6 +121,12 @@ class Task:
     report: Report = _silent
     deadline: Callable[[], bool] = lambda: False
     seeds: tuple[Config, ...] = field(default=())
+    only: tuple[Projection, ...] = ()
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """The kernels that are timed: all of the op's, unless a recording holds fewer (`only`)."""
+        return self.only or self.problem.projections
 
     def candidates(self) -> list[Config]:
         """The whole space at this problem."""
@@ -176,7 +182,7 @@ class Arena:
         return sum(tables[p][block][0] for p in self.projections), {p: tables[p][block][1] for p in self.projections}
 
     def ranked(self, projection: Projection) -> list[tuple[float, Config]]:
-        """Configs by joint score: their own time plus the best that the other projections reach at their BLOCK_SIZE_M."""
+        """Configs by joint score: own time plus the best that the other projections reach at this BLOCK_SIZE_M."""
         others = [self.best_in(p) for p in self.projections if p != projection]
         rows = []
         for (name, config), time in self._median.items():
@@ -219,7 +225,7 @@ class Strategy(Protocol):
 
 
 def choose(arena: Arena, finals: int) -> Choice | None:
-    """The arena's winner and up to `finals` contenders that differ from it (one per BLOCK_SIZE_M and next-best configs)."""
+    """The arena's winner and its contenders: the next-best configs at its BLOCK_SIZE_M, `finals` in all."""
     best = arena.joint()
     if best is None:
         return None

@@ -1,8 +1,9 @@
-"""Racing by successive halving, batch size after batch size, anchors first.
+"""Racing by successive halving, batch size after batch size, ascending.
 
-Each batch size starts from the default config, the prior's portfolio and the best of its neighbours; a rung measures
+Each batch size starts from the default config, the prior's portfolio and the best of its neighbour; a rung measures
 all that is left a little better and keeps fewer. Descriptor loads (USE_TMA) and the refined axes are tried on the
-best only. Without a prior the anchors start from a spread of the space and climb by one-step moves.
+best only. Without a prior the first batch size starts from a spread of the space and climbs by one-step moves, and
+each next one from its neighbour: replayed on recorded sweeps, walking up this way beats setting out from anchors.
 """
 
 from __future__ import annotations
@@ -15,19 +16,12 @@ from tuner.prior import grid_distance
 from tuner.problem import Projection
 from tuner.strategies.base import Arena, Choice, Findings, Outcome, Request, Runner, Task, Unit, choose
 
-__all__ = ["Racing", "anchors_first"]
+__all__ = ["Racing"]
 
-_ANCHORS = (16, 1024, 1, 128, 4096)
 _RUNG = {"tma": 10, "moves": 20, "refine": 40, "probe": 60}
 _CLIMBERS = 3
 _SPREAD = 20
-
-
-def anchors_first(batch_sizes: tuple[int, ...]) -> list[int]:
-    """Batch sizes in the order they are tuned: spread-out anchors, then the rest from the middle of what is known."""
-    anchors = [size for size in _ANCHORS if size in batch_sizes]
-    rest = sorted((size for size in batch_sizes if size not in anchors), reverse=True)
-    return anchors + rest
+_LIKELY = 6
 
 
 class Racing:
@@ -40,7 +34,8 @@ class Racing:
         arenas: dict[int, Arena] = {}
         choices: dict[int, Choice] = {}
         complete = True
-        for size in anchors_first(task.batch_sizes):
+        self._prepare(task, runner)
+        for size in sorted(task.batch_sizes):
             if choices and task.deadline():
                 complete = False
                 break
@@ -53,19 +48,32 @@ class Racing:
             task.report("raced", size, race.arena)
         return Findings(choices, arenas, complete)
 
+    def _prepare(self, task: Task, runner: Runner) -> None:
+        """Let whoever compiles begin: what every batch size starts from, then what its best are likely tried as."""
+        units: dict[Unit, None] = {}
+        likely: dict[Unit, None] = {}
+        for size in sorted(task.batch_sizes):
+            starters = _Race(task, runner, size, {}).starters()
+            for projection, configs in starters.items():
+                units.update(dict.fromkeys(Unit(size, projection, config) for config in configs))
+                for config in configs[: _LIKELY if task.effort.portfolio is not None else len(configs)]:
+                    if task.space.has_tma and task.effort.tma:
+                        likely[Unit(size, projection, config.with_(USE_TMA=True))] = None
+        runner.prepare([*units, *likely])
+
 
 class _Race:
     """One batch size."""
 
     def __init__(self, task: Task, runner: Runner, size: int, known: dict[int, Arena]) -> None:
         self.task, self.runner, self.size, self.known = task, runner, size, known
-        self.arena = Arena(size, task.problem.projections)
+        self.arena = Arena(size, task.projections)
         self.effort = task.effort
         self.random = random.Random(f"{task.seed} {size}")  # noqa: S311
 
     def run(self) -> None:
         """All stages in order."""
-        self._measure(self._starters(), 0, self.effort.reps[0])
+        self._measure(self.starters(), 0, self.effort.reps[0])
         if self.task.prior is None and self.effort.portfolio is not None:
             self._climb(rounds=max(2, self.effort.moves * 2), climbers=_CLIMBERS)
         self._descriptors()
@@ -75,7 +83,7 @@ class _Race:
         self._refine()
         self._probe()
 
-    def _starters(self) -> dict[Projection, list[Config]]:
+    def starters(self) -> dict[Projection, list[Config]]:
         """The first candidates, the same tiles for every projection."""
         space, problem = self.task.space, self.task.problem
         default = space.complete(self.task.default(self.size))
@@ -87,7 +95,7 @@ class _Race:
             found += self._from_prior(self.effort.portfolio)
         found += list(self.task.seeds)
         allowed = [config for config in dict.fromkeys(found) if config == found[0] or space.allows(config, problem)]
-        return {projection: list(allowed) for projection in problem.projections}
+        return {projection: list(allowed) for projection in self.task.projections}
 
     def _from_prior(self, limit: int) -> list[Config]:
         problem, space = self.task.problem, self.task.space
@@ -115,7 +123,7 @@ class _Race:
         near.sort(key=lambda size: grid_distance(size, self.size))
         found: list[Config] = []
         for size in near:
-            for projection in self.task.problem.projections:
+            for projection in self.task.projections:
                 ranked = [config.without("USE_TMA") for _, config in self.known[size].ranked(projection)]
                 base = [self._at_base(config) for config in ranked]
                 found += list(dict.fromkeys(base))[: self.effort.neighbours * (1 if self.task.prior else 2)]
@@ -180,6 +188,9 @@ class _Race:
     def _measure(self, wanted: dict[Projection, list[Config]], rung: int, reps: int) -> None:
         """Measure, skipping what was already tried at this stage; repeats of a rung above 0 add samples."""
         repeated = 0 < rung < _RUNG["tma"]
+        self.runner.prepare(
+            [Unit(self.size, p, config) for p in self.arena.projections for config in wanted.get(p, ())]
+        )
         for projection in self.arena.projections:
             requests = self._requests(projection, wanted.get(projection, ()), rung, reps, repeated=repeated)
             if requests:

@@ -25,8 +25,8 @@ class RandomSample:
         for size in task.batch_sizes:
             picks = random.Random(f"{task.seed} {size}").sample(pool, min(self.count, len(pool)))  # noqa: S311
             configs = list(dict.fromkeys([task.default(size), *picks]))
-            arena = Arena(size, task.problem.projections)
-            for projection in task.problem.projections:
+            arena = Arena(size, task.projections)
+            for projection in task.projections:
                 requests = [Request(Unit(size, projection, config), 0, task.effort.reps[0]) for config in configs]
                 arena.add(runner.measure(requests))
             arenas[size] = arena

@@ -1,0 +1,214 @@
+"""The disposable child, for real: configs that hang, crash, lie and raise, and what is left of the sweep after them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moegate.errors import InfraError
+from moegate.journal import Journal
+from tuner.ahead import CompilePool
+from tuner.child.client import ChildSpec, Worker, WorkerLost
+from tuner.child.worker import classify
+from tuner.config import Config
+from tuner.finals import Finals
+from tuner.journaled import PURPOSE
+from tuner.live import Live, LiveOptions, Strike
+from tuner.problem import Problem
+from tuner.strategies.base import Choice, Outcome, Request, Unit
+
+ENGINES = Path(__file__).parent / "engines"
+PROBLEM = Problem("fused_experts", 8, 64, 128, 2, "float32")
+GOOD = Config.of({"BLOCK_SIZE_M": 16})
+OPTIONS = LiveOptions("planted_cpu:make", routes=1, graphs=False, deadline_s=6.0)
+
+
+def _spec(folder: Path) -> ChildSpec:
+    return ChildSpec(folder, env={"PYTHONPATH": str(ENGINES), "TRITON_INTERPRET": "1"})
+
+
+def _bad(fault: str) -> Config:
+    return GOOD.with_(FAULT=fault)
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[tuple[Live, list[Strike]]]:
+    strikes: list[Strike] = []
+    runner = Live(_spec(tmp_path), PROBLEM, OPTIONS, strikes.append)
+    yield runner, strikes
+    runner.close()
+
+
+def _measure(live: Live, config: Config, size: int = 4, rung: int = 0) -> Outcome:
+    return live.measure([Request(Unit(size, "up", config), rung, 2)])[0]
+
+
+@pytest.mark.slow
+def test_bad_configs_are_survived_and_classified(live: tuple[Live, list[Strike]]) -> None:
+    runner, strikes = live
+    expected = {
+        "hang": "timeout", "segfault": "crashed", "abort": "crashed", "exception": "exception",
+        "memory": "out-of-memory", "illegal": "illegal-access", "unwritten": "wrong-result", "wrong": "wrong-result",
+        "chatty": None,
+    }  # fmt: skip
+    found = {}
+    for fault in expected:
+        outcome = _measure(runner, _bad(fault))
+        found[fault] = outcome.error
+        assert (outcome.error is None) == bool(outcome.samples_us)
+        assert outcome.error is None or outcome.reason
+    assert found == expected
+    assert _measure(runner, GOOD).error is None
+    # Losses are tried twice, once more in a fresh child; answers that are merely errors are not.
+    struck = [strike.unit.config.get("FAULT") for strike in strikes]
+    assert sorted(struck) == sorted(["hang", "segfault", "abort", "illegal"] * 2)
+    starts = runner.worker.starts
+    again = _measure(runner, _bad("segfault"), size=8)
+    assert again.error == "blocklisted"
+    assert runner.worker.starts == starts
+
+
+def test_a_killed_child_is_replaced_and_nobody_is_blamed(live: tuple[Live, list[Strike]]) -> None:
+    runner, _ = live
+    first = runner.worker.pid
+    assert first is not None
+    os.kill(first, 9)
+    assert _measure(runner, GOOD).error is None
+    assert runner.worker.pid != first
+
+
+def test_answers_of_several_units_come_in_order(live: tuple[Live, list[Strike]]) -> None:
+    runner, _ = live
+    units = [Unit(size, "up", GOOD.with_(num_warps=warps)) for size in (2, 4) for warps in (4, 8)]
+    outcomes = runner.measure([Request(unit, 0, 3) for unit in units])
+    assert [outcome.unit for outcome in outcomes] == units
+    assert all(len(outcome.samples_us) == 3 for outcome in outcomes)
+
+
+def test_a_slow_config_is_given_up_early(live: tuple[Live, list[Strike]]) -> None:
+    runner, _ = live
+    outcome = runner.measure([Request(Unit(4, "up", GOOD), 0, 5, abort_us=1e-3)])[0]
+    assert len(outcome.samples_us) == 1
+
+
+def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tuner.child.client import ChildSpec, Worker\n"
+        f"w = Worker(ChildSpec(Path({str(tmp_path)!r}), env={{'TRITON_INTERPRET': '1'}}), 'w')\n"
+        "w.ask('hello', 120); print(w.pid, flush=True); sys.stdin.read()"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stdin is not None
+    pid = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]:
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("the child outlived its parent")
+    parent.stdin.close()
+    parent.stdout.close()
+
+
+def test_the_child_needs_no_third_party_of_the_command_line(tmp_path: Path) -> None:
+    code = (
+        "import sys, tuner.child.session, tuner.engines.moegate\n"
+        "bad = {'pydantic', 'typer', 'yaml', 'rich', 'jinja2', 'scipy', 'docker', 'ray'} & set(sys.modules)\n"
+        "sys.exit(','.join(sorted(bad)) or 0)"
+    )
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_child_that_cannot_start_is_an_infrastructure_error(tmp_path: Path) -> None:
+    with pytest.raises(InfraError, match="no_such_engine"):
+        Live(_spec(tmp_path), PROBLEM, LiveOptions("no_such_engine:make"))
+
+
+def test_losing_a_worker_says_how(tmp_path: Path) -> None:
+    worker = Worker(ChildSpec(tmp_path, python="/bin/false"), "w")
+    with pytest.raises(WorkerLost, match="exited with status 1"):
+        worker.ask("hello", 5)
+
+
+def test_classify() -> None:
+    assert classify(RuntimeError("CUDA error: misaligned address")) == ("illegal-access", True)
+    assert classify(RuntimeError("CUDA out of memory. Tried to allocate")) == ("out-of-memory", False)
+    assert classify(ValueError("x")) == ("exception", False)
+    resources = type("OutOfResources", (Exception,), {})
+    assert classify(resources("out of resource: shared memory, Required: 3")) == ("over-shared", False)
+
+
+def test_finals_reject_what_is_wrong_or_moody(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "journal", purpose=PURPOSE) as journal:
+        finals = Finals(_spec(tmp_path / "children"), PROBLEM, OPTIONS, journal, "env")
+        finals.warm()
+        default = {"up": GOOD, "down": GOOD}
+        contenders = tuple({"up": _bad(fault), "down": _bad(fault)} for fault in ("segfault", "wrong", "moody"))
+        try:
+            final = finals.play(Choice(4, contenders[0], 1.0, contenders), default, 3)  # type: ignore[arg-type]
+        finally:
+            finals.close()
+        assert final.kept_default
+        assert final.verified
+        notes = " ".join(final.notes)
+        assert "crashed" in notes
+        written = len(journal.entries)
+        # Played again over the same journal, nothing is asked.
+        again = Finals(_spec(tmp_path / "none"), PROBLEM, OPTIONS, journal, "env")
+        assert again.play(Choice(4, contenders[0], 1.0, contenders), default, 3) == final  # type: ignore[arg-type]
+        assert len(journal.entries) == written
+
+
+H200 = {"backend": "cuda", "arch": "90", "warp": 32, "features": ["pdl"], "limits": [232448, 52428800, 132, 4224]}
+TILE = Config.of(
+    {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 3}
+)
+
+
+def test_one_compile_serves_every_batch_size(tmp_path: Path) -> None:
+    problem = Problem("fused_experts", 64, 896, 1280, 6, "bfloat16")
+    worker = Worker(ChildSpec(tmp_path, env={"TRITON_CACHE_DIR": str(tmp_path / "cache")}), "compile")
+    hashes = {}
+    try:
+        for projection in ("up", "down"):
+            for size in (1, 5, 64, 4096):
+                answer = worker.ask(
+                    "compile", 120, engine="moegate", problem=problem.as_dict(), target=H200, size=size,
+                    projection=projection, config=TILE.as_dict(),
+                )  # fmt: skip
+                assert "error" not in answer, answer
+                assert answer["facts"]["shared"] > 0
+                hashes.setdefault(projection, set()).add(answer["facts"]["hash"])
+    finally:
+        worker.stop()
+    assert [len(found) for found in hashes.values()] == [1, 1]
+
+
+def test_the_pool_compiles_each_config_once_and_prunes_by_facts(tmp_path: Path) -> None:
+    problem = Problem("fused_experts", 8, 128, 256, 2, "float16")
+    pool = CompilePool(ChildSpec(tmp_path, env={"TRITON_CACHE_DIR": str(tmp_path / "cache")}), "moegate", problem, 1)
+    try:
+        pool.aim(H200)
+        jobs = [("up", TILE.with_(num_stages=stages)) for stages in (2, 4)]
+        pool.prepare(jobs)
+        pool.prepare(jobs, urgent=True)
+        shared = [pool.wait(job).facts["shared"] for job in jobs]  # type: ignore[index]
+        assert shared[0] < shared[1]
+        assert pool.count == 2
+        assert pool.binaries() == 2
+        broken = pool.wait(("up", TILE.with_(BLOCK_SIZE_M=48)))  # no power of two
+        assert broken.error == "compile-failed"
+        assert broken.reason
+    finally:
+        pool.close()

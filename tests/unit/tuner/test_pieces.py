@@ -1,0 +1,242 @@
+"""The journal in front of a runner, the finals' decision, pruning, emission, routing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from moegate.configs import ConfigKey, ConfigTree
+from moegate.errors import UsageError
+from moegate.journal import Journal
+from moegate.records import Provenance, read
+from tuner.config import Config
+from tuner.emit import Origin, emit, file_entry
+from tuner.finals import Final, decide
+from tuner.journaled import PURPOSE, Journaled
+from tuner.problem import Problem
+from tuner.prune import rejected
+from tuner.routing.load import load_recording, routes_for
+from tuner.routing.made import make_routes
+from tuner.strategies.base import Outcome, Request, Unit
+
+TILE = Config.of(
+    {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 3}
+)
+CPU = torch.device("cpu")
+
+
+class Counting:
+    """A runner that answers with how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Request] = []
+
+    def prepare(self, units: Sequence[Unit]) -> None:
+        pass
+
+    def measure(self, requests: Sequence[Request]) -> list[Outcome]:
+        self.asked += requests
+        return [Outcome(request.unit, request.rung, (float(len(self.asked)),)) for request in requests]
+
+
+def _request(size: int, rung: int = 0) -> Request:
+    return Request(Unit(size, "up", TILE), rung, 1)
+
+
+def test_nothing_is_measured_twice(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "journal", purpose=PURPOSE) as journal:
+        first = Journaled(Counting(), journal, "here").measure([_request(1), _request(2), _request(1, 1)])
+    with Journal.open(tmp_path / "journal", purpose=PURPOSE) as journal:
+        inner = Counting()
+        runner = Journaled(inner, journal, "here")
+        again = runner.measure([_request(1), _request(2), _request(4)])
+        assert again[:2] == first[:2]
+        assert [request.unit.batch_size for request in inner.asked] == [4]
+        assert (runner.measured, runner.reused) == (1, 2)
+
+
+def test_another_environment_starts_afresh(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "journal", purpose=PURPOSE) as journal:
+        Journaled(Counting(), journal, "triton 3.8").measure([_request(1)])
+        inner = Counting()
+        Journaled(inner, journal, "triton 3.9").measure([_request(1)])
+        assert len(inner.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("samples", "order"),
+    [
+        ([[100, 100, 100], [90, 91, 90]], [1, 0]),
+        ([[100, 100, 100], [99.9, 99.9, 99.9]], [0, 1]),  # below the floor of 0.2 %
+        ([[100, 130, 90, 100], [99, 100, 120, 98]], [0, 1]),  # noise
+        ([[100, 200, 100], [80, 160, 80]], [1, 0]),  # a drift that both saw
+        ([[100, 100], [90, 90], [80, 80]], [2, 1, 0]),
+        ([[100, 100], [110, 110], [120, 120]], [0, 1, 2]),
+    ],
+)
+def test_a_winner_must_beat_the_default_beyond_noise(samples: list[list[float]], order: list[int]) -> None:
+    assert decide(samples, 0) == order
+
+
+@pytest.mark.parametrize(
+    ("facts", "error"),
+    [
+        ({"shared": 232449, "tmem": 0, "threads": 128, "spill_bytes": None}, "over-shared"),
+        ({"shared": 1, "tmem": 513, "threads": 128, "spill_bytes": None}, "over-tensor-memory"),
+        ({"shared": 1, "tmem": 0, "threads": 2048, "spill_bytes": None}, "over-threads"),
+        ({"shared": 1, "tmem": 0, "threads": 128, "spill_bytes": 4700}, "spills"),
+        ({"shared": 232448, "tmem": 512, "threads": 1024, "spill_bytes": 48}, None),
+    ],
+)
+def test_pruning(facts: dict[str, int | None], error: str | None) -> None:
+    verdict = rejected(facts, {"shared": 232448})
+    assert (verdict[0] if verdict else None) == error
+
+
+def _origin(engine: str = "moegate") -> Origin:
+    return Origin(engine, "hash", "NVIDIA_H200", "GPU-1", "3.8.0", {"torch": "x"}, 3840, 100, False, "tuner tune")
+
+
+def test_emitted_files_answer_the_look_up(tmp_path: Path) -> None:
+    key = ConfigKey(64, 896, "NVIDIA_H200")
+    finals = [
+        Final(4, {"up": TILE.with_(num_stages=4), "down": TILE}, 9.0, 10.0, verified=True),
+        Final(1, {"up": TILE, "down": TILE.with_(USE_TMA=True)}, 5.0, 10.0, 0.1, 0.2, verified=True, notes=("a note",)),
+    ]
+    files = emit(tmp_path, key, finals, _origin())
+    assert [path.name for path in files[:2]] == [
+        "E=64,N=896,device_name=NVIDIA_H200.json",
+        "E=64,N=896,device_name=NVIDIA_H200_down.json",
+    ]
+    text = files[0].read_text()
+    assert list(json.loads(text)) == ["1", "4"]
+    assert text.endswith("}\n")
+    pair = ConfigTree(tmp_path).resolve_pair(key, triton="3.8.0")
+    assert pair.for_batch(1)[1]["USE_TMA"] is True
+    assert pair.for_batch(4)[0]["num_stages"] == 4
+    provenance = read(Provenance, files[2])
+    assert provenance.timings["1"].winner_us == 5.0
+    assert (provenance.covered, provenance.candidates) == (100, 3840)
+    assert provenance.verified
+    assert provenance.detail["notes"] == ["a note"]
+
+
+def test_vllm_spelling_is_flat_and_without_what_vllm_lacks(tmp_path: Path) -> None:
+    key = ConfigKey(64, 896, "NVIDIA_H200", "fp8_w8a8", (128, 128))
+    finals = [Final(1, {"up": TILE.with_(USE_TMA=True), "down": TILE}, 5.0, 10.0, verified=True)]
+    files = emit(tmp_path, key, finals, _origin(), "vllm")
+    assert files[0].name == "E=64,N=896,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
+    assert "USE_TMA" not in json.loads(files[0].read_text())["1"]
+    assert any("USE_TMA" in note for note in read(Provenance, files[1]).detail["notes"])
+
+
+def test_fields_that_an_engine_drops_are_stripped_and_named() -> None:
+    entry, dropped = file_entry(TILE.with_(grf_mode="256", waves_per_eu=2), "sglang")
+    assert "grf_mode" not in entry
+    assert entry["waves_per_eu"] == 2
+    assert dropped == ["grf_mode"]
+    assert file_entry(TILE.with_(grf_mode="256"), "moegate")[1] == []
+
+
+PROBLEM = Problem("fused_experts", 8, 64, 128, 2, "float32")
+
+
+def test_made_routing_is_seeded_and_valid() -> None:
+    first = make_routes(PROBLEM, 33, 3, device=CPU, seed=1)
+    again = make_routes(PROBLEM, 33, 3, device=CPU, seed=1)
+    assert all(torch.equal(a[1], b[1]) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0][1], first[1][1])
+    for weights, ids in first:
+        assert ids.dtype == torch.int32
+        assert weights.dtype == torch.float32
+        assert torch.allclose(weights.sum(-1), torch.ones(33))
+        assert all(len(set(row)) == 2 for row in ids.tolist())
+
+
+def test_shared_experts_take_the_last_slots() -> None:
+    problem = Problem("fused_experts", 9, 64, 128, 3, "float32", shared=1)
+    weights, ids = make_routes(problem, 5, 1, device=CPU, seed=0)[0]
+    assert ids[:, 2].tolist() == [8] * 5
+    assert weights[:, 2].tolist() == [1.0] * 5
+    assert int(ids[:, :2].max()) < 8
+
+
+def test_skewed_routing_is_skewed() -> None:
+    even, skewed = (
+        torch.bincount(make_routes(PROBLEM, 2000, 1, device=CPU, seed=0, kind=kind)[0][1].flatten().long(), minlength=8)
+        for kind in ("uniform", "skewed")
+    )
+    assert skewed.float().std() > 2 * even.float().std()
+    with pytest.raises(UsageError, match="unknown routing"):
+        make_routes(PROBLEM, 1, 1, device=CPU, seed=0, kind="fair")
+
+
+def _record(folder: Path, layers: Sequence[int], snapshots: int, tokens: int = 16) -> None:
+    folder.mkdir(exist_ok=True)
+    for layer in layers:
+        for snapshot in range(snapshots):
+            ids = np.full((tokens, 2), layer, dtype=np.int32) + np.array([0, snapshot], dtype=np.int32)
+            np.save(folder / f"topk_ids_layer{layer}_idx{snapshot}.npy", ids)
+
+
+def test_recorded_routing_walks_layers_then_snapshots_and_wraps(tmp_path: Path) -> None:
+    _record(tmp_path, range(1, 4), 2)
+    recording = load_recording(tmp_path)
+    assert recording.layers == (1, 2, 3)
+    names = [recording.file(i).stem.removeprefix("topk_ids_") for i in range(8)]
+    assert names == ["layer1_idx0", "layer2_idx0", "layer3_idx0", "layer1_idx1", "layer2_idx1", "layer3_idx1",
+                     "layer1_idx0", "layer2_idx0"]  # fmt: skip
+    # 12 layers of which 1 is dense, two snapshots: index 99 would be snapshot 9 elsewhere; here it exists.
+    assert recording.file(99).is_file()
+
+
+def test_recorded_routing_of_every_format(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    _record(tmp_path, [1], 1)
+    ids = np.full((4, 2), 5, dtype=np.int64)
+    save_file({"topk_ids": ids}, tmp_path / "topk_ids_layer2_idx0.safetensors")
+    torch.save(torch.full((4, 2), 6), tmp_path / "topk_ids_layer3_idx0.pt")
+    routes = routes_for(PROBLEM, 10, 3, device=CPU, seed=0, source=str(tmp_path))
+    assert [int(ids[9, 0]) for _, ids in routes] == [1, 5, 6]
+    assert all(ids.shape == (10, 2) and ids.dtype == torch.int32 for _, ids in routes)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda p: np.save(p, np.zeros((4, 2))), "not integer"),
+        (lambda p: np.save(p, np.zeros((4, 1), np.int32)), "fewer than 2"),
+        (lambda p: np.save(p, np.full((4, 2), 8)), "expert 8 of 8"),
+        (lambda p: p.write_bytes(b"\x93NUMPY garbage"), "cannot be read"),
+        (lambda p: np.save(p, np.array([{"a": 1}], dtype=object), allow_pickle=True), "cannot be read"),
+    ],
+)
+def test_damaged_recordings_are_refused(tmp_path: Path, make: object, words: str) -> None:
+    make(tmp_path / "topk_ids_layer0_idx0.npy")  # type: ignore[operator]
+    with pytest.raises(UsageError, match=words):
+        routes_for(PROBLEM, 4, 1, device=CPU, seed=0, source=str(tmp_path))
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    import pickle
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (Path.touch, (Path(tmp_path / "owned"),))  # type: ignore[return-value]
+
+    torch.save({"x": torch.zeros(1)}, tmp_path / "ok.pt")
+    (tmp_path / "topk_ids_layer0_idx0.pt").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(UsageError, match="cannot be read"):
+        routes_for(PROBLEM, 4, 1, device=CPU, seed=0, source=str(tmp_path))
+    assert not (tmp_path / "owned").exists()
+
+
+def test_a_folder_without_recordings_says_what_it_wants(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="topk_ids_layer"):
+        load_recording(tmp_path)

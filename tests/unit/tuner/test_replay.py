@@ -1,0 +1,153 @@
+"""Strategies held to their promises on recorded sweeps."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from moegate.errors import RecordError, UsageError
+from tuner.config import Config
+from tuner.effort import EFFORTS
+from tuner.prior import dtype_class, grid_distance
+from tuner.prior import load as load_prior
+from tuner.replay import Recorded, load, score
+from tuner.strategies import strategy
+from tuner.strategies.base import Arena, Outcome, Unit
+
+SWEEP = Path(__file__).resolve().parents[2] / "data/h200_moe_up_bf16_exhaustive.json.gz"
+HOPPER = "sm_90"
+
+
+@pytest.fixture(scope="module")
+def sweep() -> Recorded:
+    return load(SWEEP)
+
+
+def test_the_recording_is_whole(sweep: Recorded) -> None:
+    assert len(sweep.sizes) == 18
+    assert sweep.visited == 960 * 18
+    assert len(sweep.times) == 11556
+    assert len(sweep.space().configs(sweep.problem)) == 480
+
+
+@pytest.mark.parametrize(
+    ("effort", "exclude", "mean", "worst", "most"),
+    [
+        ("quick", (), 0.0005, 0.002, 540),
+        ("full", (), 0.0005, 0.002, 820),
+        ("quick", (HOPPER,), 0.002, 0.01, 540),
+        ("full", (HOPPER,), 0.002, 0.01, 820),
+    ],
+)
+def test_racing_with_a_prior(
+    sweep: Recorded, effort: str, exclude: tuple[str, ...], mean: float, worst: float, most: int
+) -> None:
+    scored = score(sweep, strategy("racing"), load_prior().without(*exclude), EFFORTS[effort])
+    assert scored.mean <= mean
+    assert scored.worst <= worst
+    assert scored.evaluations <= most
+    assert all(row.asked for row in scored.rows)
+
+
+@pytest.mark.parametrize("effort", ["quick", "full"])
+def test_racing_without_a_prior(sweep: Recorded, effort: str) -> None:
+    scored = score(sweep, strategy("racing"), None, EFFORTS[effort])
+    assert scored.worst <= 0.03
+    assert scored.share <= 0.10
+
+
+@pytest.mark.parametrize(("limit", "mean", "worst"), [(32, 0.002, 0.01), (64, 0.0002, 0.0005)])
+def test_the_portfolio_holds_the_optimum_of_an_architecture_it_does_not_know(
+    sweep: Recorded, limit: int, mean: float, worst: float
+) -> None:
+    prior, space = load_prior().without(HOPPER), sweep.space()
+    regrets = []
+    for size in sweep.sizes:
+        tiles = [space.complete(tile) for tile in prior.ranked(None, None, size, 4 * limit)]
+        known = [t for t in dict.fromkeys(tiles) if t is not None and space.allows(t, sweep.problem)][:limit]
+        times = [
+            sweep.times[unit]
+            for tile in known
+            for group in (1, 16)
+            if (unit := Unit(size, "up", tile.with_(GROUP_SIZE_M=group))) in sweep.times
+        ]
+        regrets.append(min(times) / sweep.best(size) - 1)
+    assert sum(regrets) / len(regrets) <= mean
+    assert max(regrets) <= worst
+
+
+def test_exhaustive_finds_the_optimum_and_random_does_not(sweep: Recorded) -> None:
+    assert score(sweep, strategy("exhaustive"), None).worst <= 0.004  # GROUP_SIZE_M is refined on the best four only
+    assert score(sweep, strategy("random", count=60), None).worst > 0.05
+
+
+def test_replay_is_deterministic(sweep: Recorded) -> None:
+    first, second = (score(sweep, strategy("racing"), load_prior()) for _ in range(2))
+    assert first == second
+
+
+def test_the_prior_can_leave_an_architecture_out() -> None:
+    prior = load_prior()
+    full, less = prior.ranked(None, None, 64, 40), prior.without(HOPPER).ranked(None, None, 64, 40)
+    assert full != less
+    families = set(prior.counts["16bit"])
+    assert HOPPER in families
+    assert prior.without(*families).ranked(None, None, 64, 10)  # the kin classes fill up
+    nothing = prior.without(*{f for kinds in prior.counts.values() for f in kinds})
+    assert nothing.ranked(None, None, 64, 10) == []
+
+
+def test_prior_words() -> None:
+    assert dtype_class(None) == "16bit"
+    assert dtype_class("fp8_w8a8") == "fp8"
+    assert dtype_class("fp8_w8a8", (128, 128)) == "fp8_block"
+    assert grid_distance(1, 16) == 4
+    assert grid_distance(4096, 4096) == 0
+
+
+def _unit(projection: str, block_m: int, block_n: int = 64) -> Unit:
+    return Unit(1, projection, Config.of({"BLOCK_SIZE_M": block_m, "BLOCK_SIZE_N": block_n}))  # type: ignore[arg-type]
+
+
+def test_projections_share_their_block_m() -> None:
+    arena = Arena(1, ("up", "down"))
+    rows = [(_unit("up", 16), 10.0), (_unit("up", 64), 12.0), (_unit("down", 16), 30.0), (_unit("down", 64), 20.0)]
+    arena.add(Outcome(unit, 0, (us,)) for unit, us in rows)
+    best = arena.joint()
+    assert best is not None
+    assert best[0] == 32.0
+    assert {config.block_m for config in best[1].values()} == {64}
+    assert [config.block_m for _, config in arena.ranked("up")] == [64, 16]
+
+
+def test_an_error_removes_a_config_for_good() -> None:
+    arena = Arena(1, ("up",))
+    unit = _unit("up", 16)
+    arena.add([Outcome(unit, 0, (1.0,)), Outcome(unit, 1, error="crashed"), Outcome(unit, 2, (0.5,))])
+    assert arena.joint() is None
+    assert arena.seen("up", unit.config)
+
+
+@pytest.mark.parametrize("text", [b"{}", b'{"meta": {}, "records": [[1]]}', b"\x1f\x8bnot gzip", b"[]"])
+def test_files_that_are_no_recording(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(text)
+    with pytest.raises((RecordError, UsageError)):
+        load(path)
+
+
+def test_two_projections_with_descriptors_are_read(tmp_path: Path) -> None:
+    fields = ["M", "projection", "BLOCK_SIZE_M", "num_warps", "USE_TMA", "us", "error"]
+    meta = {"E": 8, "N": 64, "H": 128, "topk": 2, "dtype": "bfloat16", "fields": fields}
+    rows = [[1, "up", 16, 4, 0, 5.0, None], [1, "up", 16, 4, 1, 4.0, None], [1, "down", 16, 4, 0, 3.0, None],
+            [1, "down", 32, 4, 0, None, "over-shared"]]  # fmt: skip
+    path = tmp_path / "sweep.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"meta": meta, "records": rows}).encode()))
+    recorded = load(path)
+    assert recorded.projections == ("up", "down")
+    assert recorded.best(1) == 7.0
+    assert recorded.space().has_tma
+    assert list(recorded.errors.values()) == ["over-shared"]

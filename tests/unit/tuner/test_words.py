@@ -1,0 +1,81 @@
+"""What people type: shapes, sizes, budgets, models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moegate.errors import UsageError
+from tuner.commands.common import parse_budget, parse_sizes
+from tuner.model import problem_of
+from tuner.problem import Problem, parse_shape
+
+OCR = Path(__file__).resolve().parents[3] / "examples/models/deepseek-ocr-2"
+
+
+def test_shape() -> None:
+    assert parse_shape("E=64,N=896,H=1280,topk=6", "fused_experts", "bfloat16") == Problem(
+        "fused_experts", 64, 896, 1280, 6, "bfloat16"
+    )
+    assert parse_shape("N=512,K=1024", "block_fp8_linear", "auto").block_shape == (128, 128)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("E=64", "lacks N, H, topk"),
+        ("E=64,E=2,N=1,H=1,topk=1", "no field"),
+        ("E=-1,N=1,H=1,topk=1", "positive number"),
+        ("E=4,N=1,H=1,topk=8", "more than the 4 experts"),
+        ("Q=1", "no field"),
+        ("E=4,N=8,H=8,topk=1,block_n=128", "come together"),
+        ("E=٤,N=8,H=8,topk=1", "positive number"),
+    ],
+)
+def test_bad_shapes_say_what_is_wrong(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_shape(text, "fused_experts", "bfloat16")
+
+
+def test_sizes() -> None:
+    assert parse_sizes("8,1, 2") == (1, 2, 8)
+    assert len(parse_sizes("")) == 18
+    for bad in ("0", "x", "1,,2", "9999999999"):
+        with pytest.raises(UsageError):
+            parse_sizes(bad)
+
+
+def test_budget() -> None:
+    assert parse_budget("3m") == 180
+    assert parse_budget("45s") == 45
+    assert parse_budget("1.5h") == 5400
+    assert parse_budget(None) is None
+    for bad in ("-3m", "soon", "0"):
+        with pytest.raises(UsageError):
+            parse_budget(bad)
+
+
+def test_problem_of_a_model() -> None:
+    problem = problem_of(OCR, None, "fused_experts", "auto")
+    assert (problem.E, problem.N, problem.H, problem.topk, problem.dtype) == (64, 896, 1280, 6, "bfloat16")
+    assert problem.key("NVIDIA H200").device_name == "NVIDIA_H200"
+    assert problem_of(OCR, None, "fused_experts", "fp32").key("cpu").dtype == "float32"
+    halved = problem_of(OCR, None, "fused_experts", "auto", tp=2)
+    assert halved.N == 448
+    split = problem_of(OCR, None, "fused_experts", "auto", tp=2, ep=2)
+    assert (split.E, split.N) == (32, 896)
+
+
+def test_model_or_shape_but_not_both() -> None:
+    with pytest.raises(UsageError, match="either"):
+        problem_of(None, None, "fused_experts", "auto")
+    with pytest.raises(UsageError, match="either"):
+        problem_of(OCR, "E=1", "fused_experts", "auto")
+    with pytest.raises(UsageError, match="unknown dtype"):
+        problem_of(OCR, None, "fused_experts", "int3")
+
+
+def test_problem_survives_json() -> None:
+    problem = Problem("fused_experts", 64, 896, 1280, 6, "fp8_w8a8", (128, 128), 1)
+    assert Problem.from_dict(problem.as_dict()) == problem
