@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 from moegate.records import ConfigUse, RunBundle
 from moegate.records.findings import Finding, RuleText
-from reports.text import clip, one_line, percent
-from reports.view.joined import Joined, join, side_of
+from reports.text import clip, one_line
+from reports.view.joined import Joined, gain_of, join, side_of, span_of
 
 __all__ = ["SCHEMA", "from_findings", "render"]
 
@@ -78,10 +78,7 @@ def _cell_results(bundle: RunBundle, joined: Joined, root: Path | None) -> list[
     if joined.word != "regressed" or effect is None:
         message = f"{label}: {joined.state}: {one_line(joined.reason, 400)}"
         return [_result(joined.word, "error", message, _relative(bundle.plan.matrix, root), 1, joined.cell.id)]
-    message = (
-        f"{label}: {effect.metric} {percent(effect.gain)} "
-        f"({percent(effect.gain_low)} to {percent(effect.gain_high)}, {effect.pairs} pairs)"
-    )
+    message = f"{label}: {effect.metric} {gain_of(joined, effect)} ({span_of(joined, effect)}, {effect.pairs} pairs)"
     places = _places(bundle, joined, root) or [(_relative(bundle.plan.matrix, root), 1)]
     return [_result("regressed", "error", message, file, line, joined.cell.id) for file, line in places[:8]]
 

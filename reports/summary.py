@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from moegate.records import RunBundle
 from moegate.records.findings import Finding
 from reports.text import clean, one_line, percent, tail, value
-from reports.view.joined import Joined, join
+from reports.view.joined import Joined, gain_of, join, span_of
 from reports.view.page import INTERPRETER_NOTE
 from reports.words import LOOKS
 
@@ -105,7 +105,7 @@ def _square_row(backend: str, joined: Joined) -> str:
         return f"| {md(backend, 40)}{control} | | | | | {joined.look.arrow} {joined.look.word} |"
     unit = md(effect.unit, 20)
     before, after = value(effect.baseline_median), value(effect.candidate_median)
-    gain = f"{percent(effect.gain)} [{percent(effect.gain_low)}, {percent(effect.gain_high)}]"
+    gain = f"{gain_of(joined, effect)} ({span_of(joined, effect)})"
     return (
         f"| {md(backend, 40)}{control} | {before} {unit} | {after} {unit} | {gain} | {predicted} "
         f"| {joined.look.arrow} {joined.look.word} |"
@@ -117,7 +117,7 @@ def _table(cells: list[Joined]) -> str:
     room = _ROOM_FOR_DETAILS
     for index, joined in enumerate(cells):
         effect = joined.verdict.effect if joined.verdict else None
-        gain = percent(effect.gain) if effect else ""
+        gain = gain_of(joined, effect) if effect else ""
         why = md(joined.reason, 160) if joined.look.rank < 4 else ""
         row = f"| {joined.look.arrow} {joined.look.word} | {md(joined.cell.label, 120)} | {gain} | {why} |"
         room -= len(row.encode()) + 1

@@ -12,7 +12,20 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-__all__ = ["clean", "clip", "count", "duration", "join_words", "number", "one_line", "percent", "slug", "tail", "value"]
+__all__ = [
+    "clean",
+    "clip",
+    "count",
+    "duration",
+    "join_words",
+    "number",
+    "one_line",
+    "percent",
+    "points",
+    "slug",
+    "tail",
+    "value",
+]
 
 MINUS, DASH, TIMES = "\N{MINUS SIGN}", "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
 _ESCAPE_SEQUENCES = re.compile(
@@ -85,6 +98,12 @@ def percent(fraction: float | None, digits: int = 1, *, sign: bool = True) -> st
         return f"{text} %"
     mark = MINUS if fraction < 0 else "+" if sign else ""
     return f"{mark}{text} %"
+
+
+def points(fraction: float) -> str:
+    """Write a difference of two fractions in points: 0.012 -> `+1.20 points`."""
+    text = f"{abs(fraction) * 100:.2f}"
+    return f"{'' if float(text) == 0 else MINUS if fraction < 0 else '+'}{text} points"
 
 
 def value(number_: float | None, unit: str = "") -> str:

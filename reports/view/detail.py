@@ -11,7 +11,7 @@ from moegate.records import Effect, Launch, RunBundle
 from reports import svg
 from reports.text import clip, count, duration, one_line, percent, tail, value
 from reports.view.changes import anchor_for, proofs
-from reports.view.joined import Joined, primary_value, side_of
+from reports.view.joined import Joined, gain_of, primary_value, side_of, span_of
 
 __all__ = ["Budget", "Detail", "EffectLine", "badges_of", "build_detail"]
 
@@ -195,16 +195,16 @@ def effect_lines(joined: Joined, most: int) -> tuple[EffectLine, ...]:
         return ()
     others = sorted(verdict.others, key=lambda e: _FIRST.index(e.metric) if e.metric in _FIRST else len(_FIRST))
     ordered = ([verdict.effect] if verdict.effect is not None else []) + others
-    return tuple(_effect_line(effect, effect is verdict.effect) for effect in ordered[:most])
+    return tuple(_effect_line(joined, effect, effect is verdict.effect) for effect in ordered[:most])
 
 
-def _effect_line(effect: Effect, gates: bool) -> EffectLine:
+def _effect_line(joined: Joined, effect: Effect, gates: bool) -> EffectLine:
     return EffectLine(
         metric=one_line(effect.metric, 60),
         baseline=value(effect.baseline_median, effect.unit),
         candidate=value(effect.candidate_median, effect.unit),
-        gain=percent(effect.gain),
-        interval=f"{percent(effect.gain_low)} to {percent(effect.gain_high)}",
+        gain=gain_of(joined, effect),
+        interval=span_of(joined, effect),
         level=percent(effect.level, 1, sign=False),
         better=f"{effect.better} is better",
         gates=gates,

@@ -10,16 +10,17 @@ from statistics import median
 from moegate.records import (
     CellOutcome,
     CellVerdict,
+    Effect,
     Launch,
     Measurement,
     PlannedCell,
     QuarantineRule,
     RunBundle,
 )
-from reports.text import one_line
+from reports.text import one_line, percent, points
 from reports.words import LOOKS, Look, Outcome, outcome_of
 
-__all__ = ["Joined", "cell_of", "join", "primary_value", "rule_for", "side_of"]
+__all__ = ["Joined", "cell_of", "gain_of", "join", "primary_value", "rule_for", "side_of", "span_of"]
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,14 @@ class Joined:
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        """All launches of all attempts: screening before confirmation, each in its order."""
-        rows = [launch for measurement in self.measurements for launch in measurement.launches]
+        """The launches of each stage's last attempt: screening before confirmation, each in its order."""
+        stages: dict[str | None, list[Launch]] = {}
+        for measurement in self.measurements:
+            fresh: dict[str | None, list[Launch]] = {}
+            for launch in measurement.launches:
+                fresh.setdefault(launch.stage, []).append(launch)
+            stages.update(fresh)
+        rows = [launch for launches in stages.values() for launch in launches]
         return tuple(sorted(rows, key=lambda x: (x.stage == "confirm", -1 if x.order is None else x.order)))
 
     @property
@@ -122,6 +129,17 @@ def side_of(joined: Joined, launch: Launch) -> int:
     if len(arms) > 1 and arms[0] != arms[1]:
         return int(launch.arm == arms[1])
     return (launch.order or 0) % 2
+
+
+def gain_of(joined: Joined, effect: Effect) -> str:
+    """Write an effect's gain: percent, or points where accuracies are compared by difference."""
+    return points(effect.gain) if joined.cell.kind == "accuracy" else percent(effect.gain)
+
+
+def span_of(joined: Joined, effect: Effect) -> str:
+    """Write the interval of an effect's gain, as `gain_of` writes the gain."""
+    write = points if joined.cell.kind == "accuracy" else percent
+    return f"{write(effect.gain_low)} to {write(effect.gain_high)}"
 
 
 def primary_value(launch: Launch) -> float | None:

@@ -16,7 +16,7 @@ from reports.text import count, one_line, percent
 from reports.view.changes import ArmRow, ConfigSet, DispatchRow, anchor_for, arm_rows, config_sets, dispatch_rows
 from reports.view.detail import Budget, Detail, badges_of, build_detail
 from reports.view.heat import HeatPanel, heat_panels
-from reports.view.joined import Joined, join
+from reports.view.joined import Joined, gain_of, join, span_of
 from reports.view.square import Square, squares
 from reports.words import LOOKS, GateLook, Look, Outcome, gate_look, gate_sentence
 
@@ -235,7 +235,8 @@ def _tiles(cells: tuple[Joined, ...]) -> tuple[tuple[Tile, ...], Markup]:
 
 
 def _forest(bundle: RunBundle, cells: Iterable[Joined]) -> tuple[tuple[ForestRow, ...], tuple[tuple[str, str], ...]]:
-    movers = [(joined, effect) for joined in cells if (effect := _effect(joined)) is not None]
+    speed = (joined for joined in cells if joined.cell.kind != "accuracy")
+    movers = [(joined, effect) for joined in speed if (effect := _effect(joined)) is not None]
     movers = sorted(movers, key=lambda mover: -abs(mover[1].gain))[:_MOST_FOREST]
     if not movers:
         return (), ()
@@ -245,11 +246,11 @@ def _forest(bundle: RunBundle, cells: Iterable[Joined]) -> tuple[tuple[ForestRow
     axis = svg.forest_axis(ends, bundle.plan.gate.tolerance)
     rows = []
     for joined, effect in movers:
-        span = f"{percent(effect.gain_low)} to {percent(effect.gain_high)}"
-        title = f"{joined.label}: {percent(effect.gain)}, {span}, {joined.look.word}"
+        span = span_of(joined, effect)
+        title = f"{joined.label}: {gain_of(joined, effect)}, {span}, {joined.look.word}"
         predicted = joined.verdict.predicted if joined.verdict else None
         drawn = svg.interval(axis, effect.gain, effect.gain_low, effect.gain_high, title=title, predicted=predicted)
-        rows.append(ForestRow(joined, anchor_for(joined.cell.id), percent(effect.gain), span, drawn))
+        rows.append(ForestRow(joined, anchor_for(joined.cell.id), gain_of(joined, effect), span, drawn))
     return tuple(rows), tuple(svg.axis_ruler(axis))
 
 
@@ -259,9 +260,9 @@ def _row(joined: Joined, linked: bool) -> Row:
         joined=joined,
         anchor=anchor_for(joined.cell.id) if linked else None,
         badges=badges_of(joined),
-        gain=percent(effect.gain) if effect else "",
+        gain=gain_of(joined, effect) if effect else "",
         gain_key=effect.gain if effect else None,
-        interval=f"{percent(effect.gain_low)} to {percent(effect.gain_high)}" if effect else "",
+        interval=span_of(joined, effect) if effect else "",
         pairs=effect.pairs if effect else None,
         detectable=percent(verdict.detectable, sign=False) if verdict and verdict.detectable is not None else "",
         detectable_key=verdict.detectable if verdict else None,

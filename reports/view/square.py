@@ -11,7 +11,7 @@ from moegate.records import Interaction, RunBundle
 from reports import svg
 from reports.text import DASH, one_line, percent, value
 from reports.view.changes import anchor_for, proofs
-from reports.view.joined import Joined, cell_of
+from reports.view.joined import Joined, cell_of, gain_of, span_of
 
 __all__ = ["Square", "SquareRow", "squares"]
 
@@ -107,8 +107,8 @@ def _row(backend: str, joined: Joined) -> SquareRow:
         joined=joined,
         baseline=value(effect.baseline_median) if effect else DASH,
         candidate=value(effect.candidate_median) if effect else DASH,
-        gain=percent(effect.gain) if effect else DASH,
-        interval=f"{percent(effect.gain_low)} to {percent(effect.gain_high)}" if effect else "",
+        gain=gain_of(joined, effect) if effect else DASH,
+        interval=span_of(joined, effect) if effect else "",
         predicted=percent(verdict.predicted) if verdict is not None and verdict.predicted is not None else "",
         note="control: its config lookup is not reachable, so tuning must not move it" if joined.cell.control else "",
     )
@@ -122,7 +122,7 @@ def _sentence(arms: tuple[str, str], members: dict[str, Joined]) -> str:
             parts.append(f"{backend} has no comparison")
             continue
         word = joined.look.word if joined.word in ("improved", "regressed", "equivalent") else "inconclusive"
-        parts.append(f"{backend} {percent(effect.gain)} ({word})")
+        parts.append(f"{backend} {gain_of(joined, effect)} ({word})")
     return f"From {one_line(arms[0], 60)} to {one_line(arms[1], 60)}: {'; '.join(one_line(p, 120) for p in parts)}."
 
 

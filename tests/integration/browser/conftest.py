@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 import urllib.error
 import urllib.request
@@ -35,6 +36,7 @@ _FLAGS = (
     "--disable-dev-shm-usage",
     "--hide-scrollbars",
 )
+AXE = "axe-core@4.10.3"
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 _KEYS = {"Escape": "\ue00c", "Enter": "\ue007", "Tab": "\ue004", "Space": " "}
 
@@ -80,6 +82,13 @@ class Browser:
     def js_async(self, script: str, *args: Any) -> Any:
         """Run a function body that calls its last argument when it is done."""
         return self.do("/execute/async", {"script": script, "args": list(args)})
+
+    def wait(self, script: str, *args: Any) -> None:
+        """Wait until a function body in the page gives a true value: what follows a click may come a moment later."""
+        deadline = time.monotonic() + 10
+        while not self.js(script, *args):
+            assert time.monotonic() < deadline, f"never came true: {script}"
+            time.sleep(0.02)
 
     def find(self, css: str) -> str:
         """Return the handle of one element."""
@@ -211,3 +220,45 @@ def page(tmp_path: Path) -> Callable[[RunBundle], str]:
         return path.as_uri()
 
     return write
+
+
+@pytest.fixture(scope="session")
+def axe_source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The source of axe-core, from npm, kept in the ignored cache."""
+    cache = Path(__file__).parents[3] / ".cache" / "axe"
+    found = cache / f"{AXE}.js"
+    if not found.is_file():
+        npm = shutil.which("npm")
+        if npm is None:
+            pytest.skip("axe-core is not in .cache and npm is not installed; fix: apt-get install npm")
+        work = tmp_path_factory.mktemp("axe")
+        packed = subprocess.run(
+            [npm, "pack", "--silent", AXE], cwd=work, capture_output=True, text=True, timeout=120, check=False
+        )
+        if packed.returncode:
+            pytest.skip(f"axe-core cannot be had from npm: {packed.stderr[-200:]}")
+        with tarfile.open(next(work.glob("*.tgz"))) as archive:
+            member = archive.extractfile("package/axe.min.js")
+            assert member is not None
+            cache.mkdir(parents=True, exist_ok=True)
+            partial = cache / f"{AXE}.{os.getpid()}"
+            partial.write_bytes(member.read())
+            partial.replace(found)
+    return found.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def axe(axe_source: str) -> Callable[[Browser], list[Any]]:
+    """Run axe-core in the open page and return its serious and critical violations."""
+
+    def run(browser: Browser) -> list[Any]:
+        browser.js(axe_source)
+        found = browser.js_async(
+            "const done = arguments[arguments.length - 1];"
+            "axe.run(document, {resultTypes: ['violations']})"
+            ".then(r => done(r.violations), e => done([{id: String(e), nodes: []}]))"
+        )
+        bad = [violation for violation in found if violation.get("impact") in ("serious", "critical", None)]
+        return [(v["id"], [(n["target"], n.get("failureSummary")) for n in v["nodes"][:4]]) for v in bad]
+
+    return run

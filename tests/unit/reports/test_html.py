@@ -259,3 +259,27 @@ def test_the_table_begins_with_what_needs_a_person_and_moved_most(many: Callable
     assert len(rows) == 120
     keys = [(int(rank), -abs(float(gain))) for _, rank, gain in rows]
     assert keys == sorted(keys)
+
+
+def test_a_stage_that_ran_again_replaces_the_earlier_one(green: RunBundle) -> None:
+    twice = {**green.measurements, "e0c44f19": green.measurements["e0c44f19"] * 2}
+    assert "22 launches in order" in html.render(dataclasses.replace(green, measurements=twice))
+    assert "44 launches" not in html.render(dataclasses.replace(green, measurements=twice))
+
+
+def test_accuracy_is_told_in_points_and_stays_out_of_the_forest(green: RunBundle) -> None:
+    cells = tuple(dataclasses.replace(c, kind="accuracy") if c.id == "e0c44f19" else c for c in green.plan.cells)
+    verdicts = tuple(
+        dataclasses.replace(v, effect=dataclasses.replace(v.effect, gain=0.0125)) if v.cell == "e0c44f19" else v  # type: ignore[type-var]
+        for v in green.comparison.cells
+    )
+    bundle = dataclasses.replace(
+        green,
+        plan=dataclasses.replace(green.plan, cells=cells),
+        comparison=dataclasses.replace(green.comparison, cells=verdicts),
+    )
+    text = html.render(bundle)
+    forest = text[text.index('<section id="forest"') : text.index('<section id="cells"')]
+    assert "+1.25 points" in text
+    assert "#c-e0c44f19" not in forest
+    assert "#c-e0c44f19" in html.render(green)[text.index('<section id="forest"') :]

@@ -6,7 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.text import DASH, MINUS, TIMES, clean, clip, count, duration, number, one_line, percent, slug, tail, value
+from reports.text import (
+    DASH,
+    MINUS,
+    TIMES,
+    clean,
+    clip,
+    count,
+    duration,
+    number,
+    one_line,
+    percent,
+    points,
+    slug,
+    tail,
+    value,
+)
 
 BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
@@ -82,6 +97,7 @@ def test_percent(fraction: float | None, shown: str) -> None:
 
 
 def test_numbers() -> None:
+    assert [points(p) for p in (0.012, -0.0049, 0.00001)] == ["+1.20 points", f"{MINUS}0.49 points", "0.00 points"]
     assert number(1234567.8) == "1\u202f234\u202f568"
     assert number(-0.012345) == f"{MINUS}0.01235"
     assert value(4.1, "tok/s") == "4.100 tok/s"
