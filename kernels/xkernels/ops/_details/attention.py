@@ -1,0 +1,59 @@
+"""Kernels of the KV cache: store, and attention of one new token per sequence."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from xkernels.ops._details.common import narrow
+
+
+@triton.jit(do_not_specialize=["tokens", "slots", "skip"])
+def store_kv(k, v, k_cache, v_cache, indices, tokens, slots, skip, stride_k, stride_v, stride_kc, stride_vc,
+             K_WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+    """ROWS tokens, one part of their rows."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    slot = tl.load(indices + rows, mask=rows < tokens, other=-1).to(tl.int64)
+    keep = (slot >= 0) & (slot < slots) & ((slot != skip) | (skip < 0))
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = rows.to(tl.int64)
+    mask = keep[:, None] & (cols < K_WIDTH)[None, :]
+    value = tl.load(k + row[:, None] * stride_k + cols[None, :], mask=mask)
+    tl.store(k_cache + slot[:, None] * stride_kc + cols[None, :], value, mask=mask)
+    mask = keep[:, None] & (cols < V_WIDTH)[None, :]
+    value = tl.load(v + row[:, None] * stride_v + cols[None, :], mask=mask)
+    tl.store(v_cache + slot[:, None] * stride_vc + cols[None, :], value, mask=mask)
+
+
+@triton.jit(do_not_specialize=["stride_slots", "scale"])
+def decode(q, k_cache, v_cache, slots, lengths, out, scale, stride_slots, stride_qb, stride_qh, stride_ks, stride_kh,
+           stride_vs, stride_vh, stride_ob, stride_oh, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+           D_BLOCK: tl.constexpr, DV_BLOCK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """One head of one sequence, BLOCK cached tokens at a time, with a running softmax."""
+    seq = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    kv_head = head // GROUP
+    ds = tl.arange(0, D_BLOCK)
+    dvs = tl.arange(0, DV_BLOCK)
+    query = tl.load(q + seq * stride_qb + head * stride_qh + ds, mask=ds < D, other=0.0).to(tl.float32) * scale
+    length = tl.load(lengths + seq)
+    peak = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    acc = tl.zeros([DV_BLOCK], tl.float32)
+    for start in range(0, length, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        live = at < length
+        slot = tl.load(slots + seq * stride_slots + at, mask=live, other=0).to(tl.int64)
+        keys = tl.load(k_cache + slot[:, None] * stride_ks + kv_head * stride_kh + ds[None, :],
+                       mask=live[:, None] & (ds < D)[None, :], other=0.0).to(tl.float32)  # fmt: skip
+        score = tl.where(live, tl.sum(keys * query[None, :], 1), float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(score, 0))
+        weight = tl.exp(score - new_peak)
+        decay = tl.exp(peak - new_peak)
+        values = tl.load(v_cache + slot[:, None] * stride_vs + kv_head * stride_vh + dvs[None, :],
+                         mask=live[:, None] & (dvs < DV)[None, :], other=0.0).to(tl.float32)  # fmt: skip
+        acc = acc * decay + tl.sum(values * weight[:, None], 0)
+        total = total * decay + tl.sum(weight, 0)
+        peak = new_peak
+    acc = tl.where(total > 0.0, acc / tl.where(total > 0.0, total, 1.0), 0.0)
+    tl.store(out + seq * stride_ob + head * stride_oh + dvs, narrow(acc, out.dtype.element_ty), mask=dvs < DV)
