@@ -30,6 +30,7 @@ _BYTES: Mapping[str | None, tuple[float, float]] = {
     "fp8_w8a16": (2, 1), "int4_w4a16": (2, 0.5), "mxfp4_w4a16": (2, 0.5),
 }  # fmt: skip
 
+_LARGEST_TILE = 1024
 _DENSE_DTYPES = frozenset({"fp8_w8a8", "int8_w8a8"})
 
 
@@ -202,6 +203,8 @@ def _smem_findings(
         stages = entry.get("num_stages")
         if not (type(m) is int and type(n) is int and type(k) is int and type(stages) is int):
             continue  # missing or no number: other rules say so
+        if max(m, n, k) > _LARGEST_TILE:
+            continue
         if engine.over_group == "clamped" and parsed.key.block_shape and all(parsed.key.block_shape):
             k = min(k, *parsed.key.block_shape)
         need = int((stages - 1) * (m * wide_a + n * wide_b) * k)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from moegate.configs import parse_directory
+from moegate.configs import parse_directory, parse_version
 from moegate.configs.engines import EngineLookup, engine_of
 from moegate.configs.values import Engine
 from moegate.errors import UsageError
@@ -75,6 +75,8 @@ def run_check(options: Options) -> CheckResult:
         UsageError: an option, not a checked file, is wrong (exit 2).
     """
     state = _State(options, engine_of(options.engine), options.start.resolve(), [])
+    if options.triton is not None:
+        parse_version(options.triton)
     roots = options.configs or (config_root(),)
     lock = _lock_file(options)
     with ExitStack() as stack:

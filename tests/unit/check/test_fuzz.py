@@ -50,7 +50,8 @@ NESTED = {"architectures": ["DeepseekOCR2ForCausalLM"], "language_config": OCR}
 MODEL_SEEDS = tuple(json.dumps(model) for model in (NESTED, QWEN, NEMOTRON))
 TOKENS = (
     "null", "NaN", "-Infinity", "1e999", "-1", "0", "1" * 60, "1" * 5000, '""', "[]", "{}", "true", '"x"', "\x00",
-    "\ud800", "\u0661", "[" * 3000, '{"a":' * 3000, "\\", '"', ",", ":", "=", "..", "/", "_down", ".json", " ", "\n", "\t", "é",
+    "\ud800", "\u0661", "[" * 3000, '{"a":' * 3000, "\\", '"', ",", ":", "=", "..", "/",
+    "_down", ".json", " ", "\n", "\t", "é",
 )  # fmt: skip
 
 

@@ -1,0 +1,147 @@
+"""The three commands as people and CI call them: exit codes, one JSON document, files for other tools."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moegate.configs import ConfigKey
+from moegate.records import Measurement, read
+
+PROJECT = Path(__file__).resolve().parents[3]
+KEY = ConfigKey(64, 896, "NVIDIA_H200")
+
+
+def orchestrator(*arguments: object, cwd: Path = PROJECT) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(PROJECT), str(PROJECT / "kernels")])
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "orchestrator", *map(str, arguments)],
+        cwd=cwd, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def document(done: subprocess.CompletedProcess[str]) -> Any:
+    return json.loads(done.stdout)
+
+
+def break_pair(repo: Any) -> None:
+    path = repo.file(KEY, "down")
+    path.write_text(path.read_text().replace('"BLOCK_SIZE_M": 16', '"BLOCK_SIZE_M": 64', 1))
+
+
+def test_what_we_ship_has_no_finding() -> None:
+    for engine in ("moegate", "sglang"):
+        done = orchestrator("check", "--engine", engine, "--json")
+        assert done.returncode == 0, done.stderr
+        found = document(done)
+        assert found["findings"] == []
+        assert found["counts"] == {}
+        assert found["files"] >= 2
+
+
+def test_check_as_text_json_sarif_annotations_and_measurement(repo: Any, tmp_path: Path) -> None:
+    break_pair(repo)
+    sarif, out = tmp_path / "check.sarif", tmp_path / "result.json"
+    done = orchestrator("check", "--configs", repo.configs, "--sarif", sarif, "--out", out, "--github", cwd=repo.root)
+    assert done.returncode == 1
+    name = "kernels/configs/triton_3_8_0/E=64,N=896,device_name=NVIDIA_H200_down.json"
+    assert f"  {name}:3: batch size 1: down has BLOCK_SIZE_M 64" in done.stdout
+    assert "error: pair-block-m-differ (1)" in done.stdout
+    assert f"::error file={name.replace(',', '%2C')},line=3,title=pair-block-m-differ::" in done.stdout
+    assert "Traceback" not in done.stderr
+    [result] = json.loads(sarif.read_text())["runs"][0]["results"]
+    assert result["ruleId"] == "pair-block-m-differ"
+    region = result["locations"][0]["physicalLocation"]["region"]
+    assert region["startLine"] == 3
+    measured = read(Measurement, out)
+    assert (measured.kind, measured.status, measured.work["files"]) == ("check", "failed", 4)
+    assert measured.work["rules"] >= 20
+    assert [case.status for case in measured.cases] == ["failed"]
+    found = document(orchestrator("check", "--configs", repo.configs, "--json", cwd=repo.root))
+    assert {"findings", "counts", "files"} <= set(found)
+    assert set(found["findings"][0]) == {"rule", "severity", "file", "line", "message", "fix"}
+    assert found["findings"][0]["file"] == name
+
+
+def test_changed_files_as_pre_commit_passes_them(repo: Any) -> None:
+    assert orchestrator("check", repo.file(KEY), cwd=repo.root).returncode == 0
+    break_pair(repo)
+    assert orchestrator("check", repo.file(KEY), repo.file(KEY, "down"), cwd=repo.root).returncode == 1
+
+
+def test_check_against_a_branch(repo: Any) -> None:
+    repo.file(KEY).unlink()
+    done = orchestrator("check", "--configs", "kernels/configs", "--base", "git:main", "--json", cwd=repo.root)
+    assert done.returncode == 1
+    assert document(done)["counts"]["coverage-lost"] == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("check", "--configs", "/nonexistent"), ("check", "--engine", "x"), ("check", "--triton", "x"),
+        ("check", "--base", "git:nonexistent"), ("check", "--base", "/nonexistent"), ("check", "--tp", "0"),
+        ("check", "--tp", "a"), ("check", "--source", "/nonexistent"), ("check", "--targets", "sm_70"),
+        ("check", "--nope"), ("dispatch", "show", "--op", "topk", "--platform", "sm_70"),
+        ("explain",), ("explain", "--model", "/nonexistent", "--device", "x", "--triton", "3.8.0"),
+        ("dispatch", "show", "--op", "x", "--platform", "cpu"),
+        ("dispatch", "show", "--op", "fused_experts", "--platform", "cpu", "--request", "deep_gemm"),
+        ("dispatch", "lock", "--check", "--file", "/nonexistent"), ("dispatch", "diff", "--base", "git:nonexistent"),
+        ("dispatch", "extract", "--source", "/nonexistent"),
+    ],
+)  # fmt: skip
+def test_a_wrong_command_line_is_exit_2_without_a_traceback(arguments: tuple[str, ...]) -> None:
+    done = orchestrator(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.strip() or done.stdout.strip()
+
+
+def test_dispatch_show_says_the_chain() -> None:
+    found = document(orchestrator("dispatch", "show", "--op", "fused_experts", "--platform", "sm_90", "--json"))
+    assert (found["op"], found["platform"], found["requested"]) == ("fused_experts", "cuda-sm90", "auto")
+    assert found["resolved"] == "triton"
+    assert found["chain"][-1] == {"backend": "triton", "chosen": True, "why": found["chain"][-1]["why"]}
+
+
+def test_dispatch_lock_and_diff(tmp_path: Path) -> None:
+    assert orchestrator("dispatch", "lock", "--check").returncode == 0
+    path = tmp_path / "lock.json"
+    assert orchestrator("dispatch", "lock", "--file", path).returncode == 0
+    path.write_text(path.read_text().replace('"triton: chosen"', '"torch: chosen"', 1))
+    done = orchestrator("dispatch", "lock", "--check", "--file", path)
+    assert done.returncode == 1
+    assert "torch -> triton" in done.stdout
+    assert "before: " in done.stdout
+    changes = document(orchestrator("dispatch", "diff", "--base", path, "--json"))["changes"]
+    assert len(changes) == 1
+    assert changes[0]["before"][-1] == "torch: chosen"
+
+
+def test_dispatch_extract_is_red_on_the_shadowing_line(repo: Any) -> None:
+    assert orchestrator("dispatch", "extract", "--source", repo.source, "--base", "git:main").returncode == 0
+    path = repo.source / "sglang/srt/layers/quantization/fp8_utils.py"
+    repo.edit(path, "    if not backend", "    if _is_xpu:\n        return torch_linear\n    if not backend")
+    for base in ((), ("--base", "git:main")):
+        done = orchestrator("dispatch", "extract", "--source", "engine", *base, "--json", cwd=repo.root)
+        assert done.returncode == 1
+        found = document(done)
+        line = found["findings"][0]["line"]
+        assert path.read_text().splitlines()[line - 1].strip() == "return torch_linear"
+        assert found["findings"][0]["file"] == "engine/sglang/srt/layers/quantization/fp8_utils.py"
+
+
+def test_the_commands_load_nothing_heavy() -> None:
+    code = (
+        "import sys, orchestrator.commands.check, orchestrator.commands.explain, orchestrator.commands.dispatch\n"
+        "import orchestrator.check.run, orchestrator.check.explain, orchestrator.check.dispatching\n"
+        "print(sorted({'torch', 'triton', 'ray', 'scipy', 'numpy', 'docker', 'jinja2'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
