@@ -22,6 +22,7 @@ from typing import Any, Self
 from moegate import canonical
 from moegate.errors import RecordError, UsageError
 from moegate.records import CellVerdict, Measurement, RunBundle, TrendPoint, to_json
+from moegate.stats import Rate, clopper_pearson
 
 SCHEMA = 1
 
@@ -204,6 +205,15 @@ class History:
         values = (cell, cell, branch, branch, device_class, device_class)
         points = [_row_cell(row, _run_row(row, "run_")) for row in self._db.execute(query, values)]
         return [_marked(point, points[i - 1] if i else None) for i, point in enumerate(points)]
+
+    def aa_rate(self, *, branch: str | None = None) -> Rate:
+        """How often A/A cells were flagged over all imported runs, with its exact 95 % interval."""
+        query = (
+            "SELECT count(*), coalesce(sum(verdict IN ('improved', 'regressed')), 0) FROM cells "
+            "JOIN runs ON runs.id = cells.run WHERE aa AND verdict IS NOT NULL AND (? IS NULL OR branch = ?)"
+        )
+        trials, events = self._db.execute(query, (branch, branch)).fetchone()
+        return clopper_pearson(events, trials)
 
     def baseline(self, cell: str, *, branch: str, device_class: str, fingerprint: str) -> CellRow | str:
         """The newest measurement of a cell in a passing run of a branch, or why there is none that holds today."""

@@ -61,7 +61,12 @@ def list_command(
 
     with open_history(db) as history:
         rows = history.runs(branch=branch, limit=limit)
-    _print([row_json(row) for row in rows], [_run_line(row) for row in rows], as_json)
+        rate = history.aa_rate(branch=branch)
+    lines = [_run_line(row) for row in rows]
+    if rate.trials:
+        most = f"at most {100 * rate.high:.1f} %, 95 %"
+        lines.append(f"A/A cells flagged, all runs: {rate.events} of {rate.trials} ({most})")
+    _print([row_json(row) for row in rows], lines, as_json)
 
 
 def show_command(

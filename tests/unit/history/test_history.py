@@ -151,6 +151,18 @@ def test_a_cell_without_verdict_or_effect_is_kept(history: History) -> None:
     assert history.earlier(made) == {}
 
 
+def test_the_false_alarm_rate_over_all_runs(history: History) -> None:
+    for day, verdict in enumerate(("equivalent", "inconclusive", "regressed", None), start=1):
+        made = bundle(day)
+        cell = replace(made.comparison.cells[0], aa=True, verdict=verdict)  # type: ignore[arg-type]
+        history.add(replace(made, comparison=Comparison(cells=(cell,))))
+    history.add(bundle(9))
+    rate = history.aa_rate()
+    assert (rate.events, rate.trials) == (1, 3)
+    assert rate.low < 1 / 3 < rate.high
+    assert history.aa_rate(branch="other").trials == 0
+
+
 def test_hostile_text_is_data(history: History) -> None:
     history.add(bundle(1), branch="x'; DROP TABLE runs; --", path='"')
     assert history.runs()[0].branch == "x'; DROP TABLE runs; --"
