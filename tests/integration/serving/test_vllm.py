@@ -1,0 +1,92 @@
+"""The vLLM engine file and our load client against a real vLLM on the CPU (`make test-vllm`).
+
+One server, and three loads on it in turn: ours, vLLM's own client, ours again, so that a drift of the machine falls on
+both. Both clients are closed loops of the same shape.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import statistics
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from moegate.records import Measurement, read
+from serving.load.importers import import_result
+
+PYTHON = os.environ.get("MOEGATE_VLLM_PYTHON", "")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(not PYTHON, reason="needs a vLLM in an environment of its own: make test-vllm builds it"),
+]
+ROOT = Path(__file__).resolve().parents[3]
+CONFIG = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 256, "intermediate_size": 512,
+    "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64, "num_experts": 16,
+    "num_experts_per_tok": 4, "moe_intermediate_size": 128, "vocab_size": 512, "max_position_embeddings": 512,
+    "norm_topk_prob": True, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1e4, "torch_dtype": "float32",
+    "tie_word_embeddings": False, "decoder_sparse_step": 1, "mlp_only_layers": [], "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+REQUESTS, CONCURRENCY, INPUT, OUTPUT = 24, 2, 32, 192
+ASK = """
+import json, os, urllib.request
+url = os.environ["MOEGATE_BASE_URL"] + "/v1/models"
+print(json.load(urllib.request.urlopen(url))["data"][0]["id"])
+"""
+
+
+def ours(out: Path) -> str:
+    words = [PYTHON, "-P", "-m", "serving", "bench", f"--requests={REQUESTS}", f"--concurrency={CONCURRENCY}",
+             f"--input={INPUT}", f"--output={OUTPUT}", f"--out={out}", "--max-lag=1000"]  # fmt: skip
+    return shlex.join(words)
+
+
+def theirs(folder: Path) -> str:
+    words = [PYTHON, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai", "--endpoint",
+             "/v1/completions", "--dataset-name", "random", "--random-input-len", INPUT, "--random-output-len", OUTPUT,
+             "--num-prompts", REQUESTS, "--max-concurrency", CONCURRENCY, "--num-warmups", CONCURRENCY, "--ignore-eos",
+             "--save-result", "--result-dir", folder, "--result-filename", "theirs.json",
+             "--percentile-metrics", "ttft,tpot,itl,e2el"]  # fmt: skip
+    return shlex.join(map(str, words)) + ' --base-url "$MOEGATE_BASE_URL" --model "$MODEL" --tokenizer "$MODEL"'
+
+
+def test_client_and_engine_against_a_real_vllm(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
+    # The first load is only there to warm everything up; the next three are compared.
+    loads = [ours(tmp_path / "warm.json"), ours(tmp_path / "a.json"), theirs(tmp_path), ours(tmp_path / "b.json")]
+    script = " && ".join([f"MODEL=$({shlex.quote(PYTHON)} -c {shlex.quote(ASK)})", *loads])
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("TRITON", "MOEGATE"))},
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+    }
+    argv = [PYTHON, "-P", "-m", "serving", "launch", "--engine=vllm", f"--model={tmp_path / 'model'}", "--slots=8",
+            "--length=512", "--configs=none", f"--server-log={tmp_path / 'server.log'}", "--", "sh", "-c", script]  # fmt: skip
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=1100)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+    mine = [read(Measurement, tmp_path / name) for name in ("a.json", "b.json")]
+    for measured in mine:
+        (launch,) = measured.launches
+        assert launch.void_reason is None
+        assert launch.detail["total_output_tokens"] == REQUESTS * OUTPUT
+        assert (launch.proof.engine, launch.proof.requested_backend) == ("vllm", "auto")
+        assert launch.proof.resolved_backend == "cpu"
+        assert measured.environment["vllm"].startswith("0.32")
+        assert launch.device.kind == "cpu"
+    their = import_result(tmp_path / "theirs.json")
+    assert their.completed == REQUESTS
+    tpot = [measured.launches[0].detail["mean_tpot_ms"] for measured in mine]
+    want = their.numbers["mean_tpot_ms"]
+    print(f"\nTPOT ms: ours {tpot[0]:.3f}, vllm bench serve {want:.3f}, ours {tpot[1]:.3f}")
+    drift = abs(tpot[0] - tpot[1]) / statistics.fmean(tpot)
+    assert statistics.fmean(tpot) == pytest.approx(want, rel=max(0.03, drift)), (
+        f"our own two runs differ by {drift:.1%}"
+    )
