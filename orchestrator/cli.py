@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 
 import typer
 
@@ -20,6 +19,7 @@ COMMANDS = (
     "compare",
     "gate",
     "report",
+    "browse",
     "browse",
     "history",
     "journal",
@@ -40,6 +40,4 @@ app = typer.Typer(
 )
 
 for _name in COMMANDS:
-    if importlib.util.find_spec(f"orchestrator.commands.{_name}") is None:
-        continue
     importlib.import_module(f"orchestrator.commands.{_name}").register(app)

@@ -173,11 +173,11 @@ def _many(value: Any) -> Any:
     if isinstance(value, list):
         if not value:
             raise fail("is an empty list", "name at least one value, or remove the key")
-        seen: list[Any] = []
+        seen: set[str] = set()
         for item in value:
-            if item in seen:
+            if isinstance(item, str) and item in seen:
                 raise fail(f"lists {str(item)[:80]!r} twice", "keep one")
-            seen.append(item)
+            seen.update([item] if isinstance(item, str) else ())
         return value
     return [value]
 

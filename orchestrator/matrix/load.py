@@ -150,7 +150,7 @@ def _place(tree: Mapping_, location: Iterable[str | int]) -> Place:
         if isinstance(node, Mapping_):
             if step in KINDS and step not in node.items and steps[:1] == ["cells"]:
                 continue
-            if step == "[key]":
+            if step == "[key]" or (isinstance(step, int) and str(step) not in node.items):
                 continue
             steps.append(str(step))
             node = node.items.get(str(step))
@@ -228,12 +228,19 @@ def _say(problem: Any, place: Place) -> tuple[str, str | None]:
 def _known_keys(place: Place) -> str | None:
     model: Any = MatrixSpec
     if place[:1] == ("cells",):
-        known = sorted(set().union(*(kind_keys(kind) for kind in KINDS))) if len(place) <= 3 else []
+        known = sorted(set().union(*(kind_keys(kind) for kind in KINDS))) if len(place) <= 3 else _load_keys(place)
     else:
         known = _keys_at(model, place[:-1])
     if not known:
         return "remove it"
     return f"known keys: {', '.join(known)}{_near(str(place[-1]), known)}"
+
+
+def _load_keys(place: Place) -> list[str]:
+    """The one axis that is a mapping of its own."""
+    from orchestrator.cells.serve import Load
+
+    return sorted(Load.model_fields) if "load" in place else []
 
 
 def _keys_at(model: Any, place: Sequence[str | int]) -> list[str]:

@@ -249,7 +249,7 @@ class _Builder:
             self._fail(
                 f"key {node.text!r} appears twice (first on line {first})", line, "keep one", self._path(node.text)
             )
-        self._key = (node.text, line)
+        self._key = (Text.of(node), line)
 
     def _path(self, key: str) -> str:
         names = []
