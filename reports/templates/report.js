@@ -4,6 +4,8 @@
   const $ = (id) => document.getElementById(id);
   const table = $("table"), body = table.tBodies[0], rows = [...body.rows];
   const heads = [...table.tHead.rows[0].cells], chips = [...document.querySelectorAll(".chip")];
+  let most = 1000; // rows laid out at once; a browser is slow with ten thousand
+  const more = document.createElement("button");
   const state = { q: "", k: "", v: new Set(), s: "", d: 1 };
   const number = { g: "g", m: "m", r: "r" };
   const text = new Map(rows.map((row) => {
@@ -59,11 +61,12 @@
   const filter = () => {
     const words = state.q.toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0;
-    for (const row of rows) {
+    for (const row of body.rows) {
       const on = (!state.v.size || state.v.has(row.dataset.v)) && (!state.k || row.dataset.k === state.k) && words.every((word) => text.get(row).includes(word));
-      row.hidden = !on;
       shown += on;
+      row.hidden = !on || shown > most;
     }
+    more.hidden = shown <= most;
     const noun = $("shown").dataset.noun || " cell";
     $("shown").textContent = (shown === rows.length ? "" : shown + " of ") + rows.length + noun + (rows.length === 1 ? "" : "s");
     $("reset").hidden = !(state.q || state.k || state.v.size);
@@ -74,6 +77,11 @@
   const remember = () => {
     try { history.replaceState(null, "", toHash()); } catch { /* some viewers forbid it: then there is no permalink */ }
   };
+  more.type = "button";
+  more.className = "plain";
+  more.textContent = "Show all rows";
+  table.parentNode.after(more);
+  more.addEventListener("click", () => { most = Infinity; filter(); });
   const changed = () => { filter(); remember(); };
 
   heads.filter((head) => head.dataset.s).forEach((head) => {
@@ -86,6 +94,7 @@
       if (state.s === key) state.d = -state.d;
       else { state.s = key; state.d = first; }
       sort();
+      filter();
       remember();
     });
   });

@@ -209,3 +209,12 @@ def test_axe_finds_no_serious_violation(
         browser.open(url + fragment)
         browser.js("document.querySelectorAll('details').forEach(d => d.open = true)")
         assert axe(browser) == []
+
+
+def test_a_long_table_is_laid_out_in_part_and_whole_on_request(browser: Browser, page: Page, runs: ModuleType) -> None:
+    browser.view(1280, 900)
+    browser.open(page(runs.make_many(1100)))
+    assert len(rows(browser)) == 1000
+    assert browser.js("return document.getElementById('shown').textContent") == "1100 cells"
+    browser.click("#cells > button")
+    assert len(rows(browser)) == 1100
