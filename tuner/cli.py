@@ -137,3 +137,49 @@ def replay(
         run(journal=journal, strategy=strategy, effort=effort, no_prior=no_prior, without=without, seed=seed, out=out,
             delay_ms=delay_ms, as_json=as_json)
     )  # fmt: skip
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(help="A folder of config files, or none.")],
+    b: Annotated[str, typer.Argument(help="Another one, held against the first.")],
+    model: Model = None,
+    shape: Shape = None,
+    op: Op = "fused_experts",
+    dtype: Dtype = "auto",
+    batch_sizes: Sizes = "",
+    launches: Annotated[int, typer.Option(help="Fresh processes; each counts once.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Alternating rounds per batch size in a process.")] = 4,
+    margin: Annotated[float, typer.Option(help="Relative difference that matters.")] = 0.01,
+    engine: Engine = "moegate",
+    routing: Annotated[str, typer.Option(help="uniform, skewed, or a folder of recorded routing.")] = "uniform",
+    seed: Seed = 0,
+    python: Python = None,
+    as_json: Json = False,
+) -> None:
+    """Measure two config sets against each other, both projections, with an interval and a verdict per batch size.
+
+    Example: tuner compare none tuned --model examples/models/deepseek-ocr-2
+    """
+    from tuner.commands.compare import run
+
+    raise typer.Exit(
+        run(a=a, b=b, model=model, shape=shape, op=op, dtype=dtype, batch_sizes=batch_sizes, launches=launches,
+            rounds=rounds, margin=margin, engine=engine, routing=routing, seed=seed, python=python, as_json=as_json)
+    )  # fmt: skip
+
+
+@app.command()
+def emit(
+    source: Annotated[Path, typer.Argument(help="A folder of tuned config files.")],
+    target: Annotated[str, typer.Option("--for", help="sglang or vllm.")],
+    out: Annotated[Path, typer.Option(help="Folder to write into.")],
+    as_json: Json = False,
+) -> None:
+    """Write tuned files in an engine's spelling, without the fields that its loader drops.
+
+    Example: tuner emit tuned --for vllm --out tuned-vllm
+    """
+    from tuner.commands.emit import run
+
+    raise typer.Exit(run(target=target, source=source, out=out, as_json=as_json))

@@ -12,10 +12,13 @@ from moegate.errors import UsageError
 from moegate.exits import Exit
 from moegate.records import Case, ConfigTiming, Measurement, to_json
 from tuner.commands.common import parse_budget, parse_sizes, print_json, publish
+from tuner.effort import effort as effort_of
+from tuner.engines import ENGINES
 from tuner.finals import Final
 from tuner.model import problem_of
 from tuner.pipeline import TuneOptions, TuneResult, tune
 from tuner.progress import duration
+from tuner.strategies import strategy as strategy_of
 
 __all__ = ["run"]
 
@@ -36,6 +39,10 @@ def run(*, out: Path, model: Path | None, shape: str | None, op: str, dtype: str
     spellings = [word.strip() for word in emit.split(",") if word.strip()]
     if unknown := [word for word in spellings if word not in ("sglang", "vllm")]:
         raise UsageError(f"unknown spelling {unknown[0]!r}", field="--emit", fix="sglang, or sglang,vllm")
+    if engine not in ENGINES:
+        raise UsageError(f"unknown engine {engine!r}", field="--engine", fix=f"one of {', '.join(ENGINES)}")
+    effort_of(effort)
+    strategy_of(strategy)
     problem = problem_of(model, shape, op, dtype, engine=engine, tp=tp, ep=ep)
     sizes = parse_sizes(batch_sizes, _SIZES_ON_CPU) if interpreter_env() else parse_sizes(batch_sizes)
     options = TuneOptions(

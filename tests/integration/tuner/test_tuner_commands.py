@@ -1,0 +1,174 @@
+"""The commands as a person or a scheduler starts them, on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from moegate.journal import read as read_journal
+from moegate.records import Measurement, Provenance, read
+from tuner.journaled import PURPOSE
+
+ROOT = Path(__file__).resolve().parents[3]
+TINY = ROOT / "examples/models/tiny-moe"
+SWEEP = ROOT / "tests/data/h200_moe_up_bf16_exhaustive.json.gz"
+
+
+def _tuner(*words: object, env: dict[str, str] | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "tuner", *map(str, words)]
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env={**plain, **(env or {})}, cwd=ROOT)
+    assert not check or done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("tuned")
+    _tuner("tune", "--model", TINY, "--dtype", "float32", "--effort", "quick", "--batch-sizes", "1,4", "--out", out,
+           "--result", out / "result.json")  # fmt: skip
+    return out
+
+
+@pytest.mark.slow
+def test_tuning_writes_what_the_bench_then_uses(tuned: Path, tmp_path: Path) -> None:
+    result = read(Measurement, tuned / "result.json")
+    assert (result.kind, result.status, result.interpreter) == ("tune", "ok", True)
+    assert result.work["evaluations"] > 20
+    assert result.device.identity.startswith("cpu:")
+    names = sorted(result.outputs)
+    assert len(names) == 4
+    stem = "configs/triton_3_8_0/E=8,N=64,device_name=cpu,dtype=float32"
+    assert names[0].split("triton_")[0] == "configs/"
+    assert any(name.endswith("_down.json") for name in names)
+    folder = next((tuned / "configs").iterdir())
+    assert stem.split("/")[-1] + ".json" in {path.name for path in folder.iterdir()}
+    up = json.loads((folder / "E=8,N=64,device_name=cpu,dtype=float32.json").read_text())
+    down = json.loads((folder / "E=8,N=64,device_name=cpu,dtype=float32_down.json").read_text())
+    assert list(up) == list(down) == ["1", "4"]
+    assert all(up[size]["BLOCK_SIZE_M"] == down[size]["BLOCK_SIZE_M"] for size in up)
+    provenance = read(Provenance, folder / "E=8,N=64,device_name=cpu,dtype=float32.provenance.json")
+    assert provenance.verified
+    assert provenance.interpreter
+    assert provenance.covered <= provenance.candidates
+    assert provenance.kernel_hash
+
+    _tuner("bench", "--model", TINY, "--dtype", "float32", "--batch-sizes", "1,4", "--configs", tuned,
+           "--moe-runner-backend", "triton", "--out", tmp_path / "b.json")  # fmt: skip
+    bench = read(Measurement, tmp_path / "b.json")
+    launch = bench.launches[0]
+    primary = launch.primary()
+    assert primary is not None
+    assert primary.metric == "kernel_time_geomean"
+    assert launch.proof is not None
+    assert launch.proof.resolved_backend == "triton"
+    uses = {(use.projection, use.batch_size): use for use in launch.proof.configs}
+    assert set(uses) == {("up", 1), ("up", 4), ("down", 1), ("down", 4)}
+    assert all(use.reason == "exact" and use.calls > 0 for use in uses.values())
+    assert uses["up", 4].config == up["4"]
+    assert launch.proof.configs_digest
+    assert bench.interpreter
+
+
+@pytest.mark.slow
+def test_a_second_run_measures_nothing(tuned: Path) -> None:
+    before = sum(entry.kind == "outcome" for entry in read_journal(tuned / "journal", purpose=PURPOSE))
+    done = _tuner("tune", "--model", TINY, "--dtype", "float32", "--effort", "quick", "--batch-sizes", "1,4", "--out",
+                  tuned, "--json")  # fmt: skip
+    summary = json.loads(done.stdout)
+    assert summary["counts"]["measured"] == 0
+    assert summary["counts"]["reused"] > 0
+    assert sum(entry.kind == "outcome" for entry in read_journal(tuned / "journal", purpose=PURPOSE)) == before
+    assert "about" in done.stderr  # progress has an ETA
+
+
+@pytest.mark.slow
+def test_auto_on_the_cpu_is_torch_and_reads_no_config(tmp_path: Path) -> None:
+    _tuner("bench", "--model", TINY, "--dtype", "float32", "--batch-sizes", "1", "--configs", "none", "--out",
+           tmp_path / "b.json")  # fmt: skip
+    launch = read(Measurement, tmp_path / "b.json").launches[0]
+    assert launch.proof is not None
+    assert launch.proof.resolved_backend == "torch"
+    assert launch.proof.configs == ()
+    assert launch.proof.configs_root is None
+
+
+@pytest.mark.slow
+def test_verify_counts_what_it_checked(tmp_path: Path) -> None:
+    _tuner("verify", "--ops", "fused_experts", "--dtypes", "float32,fp8_w8a8", "--out", tmp_path / "v.json")
+    result = read(Measurement, tmp_path / "v.json")
+    skipped = sum(case.status == "skipped" for case in result.cases)
+    assert skipped > 0
+    assert result.work == {"cases": len(result.cases) - skipped}
+    assert result.status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("tune", "--out", "x"), "either --model or --shape"),
+        (("tune", "--out", "x", "--shape", "E=1"), "lacks"),
+        (("tune", "--out", "x", "--model", "nowhere"), "nowhere"),
+        (("tune", "--out", "x", "--model", TINY, "--effort", "heroic"), "unknown effort"),
+        (("tune", "--out", "x", "--model", TINY, "--engine", "acme"), "unknown engine"),
+        (("bench", "--model", TINY, "--configs", "nowhere"), "no folder"),
+        (("bench", "--model", TINY, "--moe-runner-backend", "marlin"), "marlin"),
+        (("verify", "--ops", "sums"), "unknown op"),
+        (("replay", "--journal", "nowhere"), "cannot be read"),
+        (("tune",), "--out"),
+        (("frobnicate",), "No such command"),
+    ],
+)
+def test_mistakes_exit_2_and_say_what_is_right(words: tuple[object, ...], message: str, tmp_path: Path) -> None:
+    words = tuple(tmp_path / "x" if word == "x" else word for word in words)
+    done = _tuner(*words, check=False)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_is_fast_and_shows_an_example() -> None:
+    began = time.monotonic()
+    assert "tune" in _tuner("--help").stdout
+    assert time.monotonic() - began < 3
+    for command in ("tune", "bench", "verify", "replay", "compare", "emit"):
+        assert "Example:" in _tuner(command, "--help").stdout
+    code = "import sys, tuner.cli; sys.exit(','.join(sorted({'torch','triton','ray','numpy'} & set(sys.modules))) or 0)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+
+def test_kill_at_any_point_and_go_on(tmp_path: Path) -> None:
+    """Ten times kill -9 in replay: the same configs as an uninterrupted run, and nothing measured twice."""
+    words = ["replay", "--journal", SWEEP, "--without", "sm_90", "--effort", "quick"]
+    _tuner(*words, "--out", tmp_path / "whole")
+    out, kills, seeded = tmp_path / "killed", 0, random.Random(4)
+    command = [sys.executable, "-P", "-m", "tuner", *map(str, words), "--out", str(out), "--delay-ms", "2"]
+    for _ in range(10):
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
+        goal = _lines(out / "journal") + seeded.randint(1, 60)
+        while child.poll() is None and _lines(out / "journal") < goal:
+            time.sleep(0.002)
+        time.sleep(0.004 * seeded.random())  # anywhere within an evaluation
+        child.send_signal(signal.SIGKILL)
+        kills += child.wait() == -signal.SIGKILL
+    assert kills == 10
+    done = _tuner(*words, "--out", out, "--json")
+    assert (out / "up.json").read_text() == (tmp_path / "whole" / "up.json").read_text()
+    entries = [entry.data for entry in read_journal(out / "journal", purpose=PURPOSE) if entry.kind == "outcome"]
+    outcomes = [(json.dumps(d["config"], sort_keys=True), d["size"], d["projection"], d["rung"]) for d in entries]
+    assert len(set(outcomes)) == len(outcomes)
+    whole = sum(entry.kind == "outcome" for entry in read_journal(tmp_path / "whole" / "journal", purpose=PURPOSE))
+    assert len(outcomes) == whole
+    assert json.loads(done.stdout)["measured"] < whole
