@@ -64,6 +64,8 @@ def compare_folders(
 
 
 def _side(folder: ConfigFolder, engine: EngineLookup) -> _Side:
+    if not folder.path.is_dir():
+        return _Side(folder.path, {}, resolver(engine.name, None))
     found = [entry for entry in entries(folder) if entry.kind == "file"]
     files = {(f"{e.directory}/{e.name}" if e.directory else e.name): e.path for e in found}
     return _Side(folder.path, files, resolver(engine.name, folder.path))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,6 +50,7 @@ class Options:
     triton: str | None = None
     targets: tuple[str, ...] = ()
     source: Path | None = None
+    only_new: bool = False
     start: Path = Path()
 
 
@@ -123,45 +124,69 @@ def _table_file(options: Options) -> list[Path]:
 
 
 def _check_root(root: Path, state: _State, base: Base | None) -> tuple[Cell, ...]:
-    facts: list[FileFacts] = []
     folders = find_folders(root)
-    for folder in folders:
-        facts += _check_folder(folder, state)
-    state.findings += pair_findings(facts, state.engine)
-    state.findings += duplicate_findings(facts)
-    state.findings += provenance_findings(facts, kernel_hash())
+    facts, found, files = _apply(folders, state.engine, state.shown)
+    state.files += files
     gains = read_gains(folder.path for folder in folders)
     if state.options.triton is not None:
         for folder in folders:
-            state.findings += upgrade_findings(folder, state.engine, state.options.triton, gains, state.shown)
-    if base is not None:
-        for folder in folders:
-            _compare_folder(folder, facts, state, base)
+            found += upgrade_findings(folder, state.engine, state.options.triton, gains, state.shown)
+    before = None if base is None else base.locate(root)
+    changed = facts
+    if before is not None:
+        if state.options.only_new:
+            found = _without_old(found, root, before, state)
+        found += _compare_root(root, folders, before, facts, state)
+        changed = [fact for fact in facts if _differs(fact.entry.path, root, before)]
+    state.findings += found
     if state.options.targets:
-        state.findings += target_findings(facts, state.options.targets, state.shown)
+        state.findings += target_findings(changed, state.options.targets, state.shown)
     return _coverage(folders, facts, gains, state, base)
 
 
-def _check_folder(folder: ConfigFolder, state: _State) -> list[FileFacts]:
+def _apply(
+    folders: Iterable[ConfigFolder], engine: EngineLookup, shown: Callable[[Path], str]
+) -> tuple[list[FileFacts], list[Finding], int]:
+    """The rules that need nothing but the folders: (facts, findings, how many files)."""
     facts: list[FileFacts] = []
-    for entry in entries(folder):
-        shown = state.shown(entry.path)
+    found: list[Finding] = []
+    for entry in (entry for folder in folders for entry in entries(folder)):
         if entry.kind == "bad-directory":
-            state.findings.append(directory_finding(entry, shown))
+            found.append(directory_finding(entry, shown(entry.path)))
             continue
-        state.files += 1
-        fact, found = check_file(entry, shown, state.engine)
+        fact, more = check_file(entry, shown(entry.path), engine)
         facts.append(fact)
-        state.findings += found
-    return facts
+        found += more
+    found += pair_findings(facts, engine)
+    found += duplicate_findings(facts)
+    found += provenance_findings(facts, kernel_hash())
+    return facts, found, len(facts)
 
 
-def _compare_folder(folder: ConfigFolder, facts: list[FileFacts], state: _State, base: Base) -> None:
-    before = base.locate(folder.path)
-    if before is None:
-        return
-    old = find_folders(before)[0]
-    state.findings += compare_folders(folder, old, facts, state.engine, state.shown, state.options.triton)
+def _without_old(found: list[Finding], root: Path, before: Path, state: _State) -> list[Finding]:
+    """The findings that the base does not have: same rule, same file, same words."""
+    _, old, _ = _apply(find_folders(before), state.engine, lambda path: state.shown(root / path.relative_to(before)))
+    known = {(item.rule, item.file, item.message) for item in old}
+    return [item for item in found if (item.rule, item.file, item.message) not in known]
+
+
+def _differs(path: Path, root: Path, before: Path) -> bool:
+    other = before / path.relative_to(root)
+    return not other.is_file() or other.read_bytes() != path.read_bytes()
+
+
+def _compare_root(
+    root: Path, folders: tuple[ConfigFolder, ...], before: Path, facts: list[FileFacts], state: _State
+) -> Iterator[Finding]:
+    """Every folder that the base has against its counterpart, which may be gone."""
+    olds = find_folders(before)
+    news = {folder.path.relative_to(root): folder for folder in folders}
+    for old in olds:
+        place = old.path.relative_to(before)
+        new = news.get(place, ConfigFolder(root / place, old.flat))
+        if len(olds) == len(folders) == 1:
+            new = folders[0]
+        yield from compare_folders(new, old, facts, state.engine, state.shown, state.options.triton)
 
 
 def _coverage(

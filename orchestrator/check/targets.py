@@ -1,16 +1,18 @@
 """The compile gate: what the compiler says of every config, asked of `tuner compile` in a process of its own.
 
 The child needs Triton and torch and this process must not have them, so facts cross as JSON: one row per (file, batch
-size, projection, target) with `status`, `error`, `shared`, `spills`, `block_loads` and `triton`.
+size, projection, target). What was compiled once is remembered by content: configs, target, Triton and our kernel.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,17 @@ from moegate.configs import ConfigKey, parse_directory, parse_version
 from moegate.configs.positions import line_of
 from moegate.dispatch import platform_name
 from moegate.errors import InfraError, UsageError
+from moegate.paths import write_atomic
 from moegate.records.findings import Finding, Severity
 from orchestrator.check.files import FileFacts
+from orchestrator.check.kernel import kernel_hash
 from orchestrator.check.rules import finding
 
 _TIMEOUT_S = 3600.0
-_COMMAND_MISSING = 2
+_USAGE = 2
+_FLAT = "triton_0_0_0"
+
+Row = dict[str, Any]
 
 
 def target_findings(
@@ -40,18 +47,21 @@ def target_findings(
     files = [file for file in facts if _device_target(file) in wanted and file.block_m]
     if not files:
         return
-    by_path = {str(file.entry.path): file for file in files}
-    for row in _compile(list(by_path), sorted(wanted)):
-        file = by_path.get(str(row.get("file")))
-        if file is not None:
+    triton = _triton()
+    known = {file.shown: _recall(_key(file, triton)) for file in files}
+    fresh = [file for file in files if known[file.shown] is None]
+    for file, rows in zip(fresh, _compile(fresh, sorted(wanted)) if fresh else (), strict=True):
+        known[file.shown] = rows
+        write_atomic(_key(file, triton), json.dumps(rows))
+    for file in files:
+        for row in known[file.shown] or []:
             yield from _judge(row, file, shown(file.entry.path))
 
 
 def _target(text: str) -> str:
     platform_name(text)
-    return (
-        text.strip().lower().replace("sm", "sm_").replace("__", "_") if text.lower().startswith("sm") else text.lower()
-    )
+    name = text.strip().lower()
+    return f"sm_{name.removeprefix('sm').removeprefix('_')}" if name.startswith("sm") else name
 
 
 def _device_target(file: FileFacts) -> str | None:
@@ -61,48 +71,88 @@ def _device_target(file: FileFacts) -> str | None:
     return None if device is None else device.target
 
 
-def _compile(files: list[str], targets: list[str]) -> list[dict[str, Any]]:
+def _triton() -> str:
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        raise UsageError("triton is not installed here", field="targets", fix="install moegate[cpu]") from None
+
+
+def _key(file: FileFacts, triton: str) -> Path:
+    """Where the facts of a file are remembered."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moegate" / "compile"
+    content = [file.digest, file.entry.name, _device_target(file), triton, kernel_hash()]
+    return cache / f"{canonical.digest(content)}.json"
+
+
+def _recall(path: Path) -> list[Row] | None:
+    if not path.is_file():
+        return None
+    try:
+        rows = canonical.load_json(path)
+    except UsageError:
+        return None
+    return rows if isinstance(rows, list) else None
+
+
+def _compile(files: list[FileFacts], targets: list[str]) -> list[list[Row]]:
+    """The rows of every file, in order."""
     with tempfile.TemporaryDirectory(prefix="moegate-compile-") as temporary:
         folder = Path(temporary)
-        listing, out = folder / "files.json", folder / "facts.json"
-        listing.write_text(json.dumps(files))
-        argv = [sys.executable, "-P", "-m", "tuner", "compile", "--targets", ",".join(targets), "--files", str(listing)]
-        done = spawn.run(
-            [*argv, "--out", str(out)], cwd=folder, env=spawn.child_env(dict(os.environ)), stdout=folder / "stdout",
-            stderr=folder / "stderr", timeout_s=_TIMEOUT_S,
-        )  # fmt: skip
-        said = (folder / "stderr").read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-        if done.returncode == _COMMAND_MISSING:
-            raise UsageError(
-                f"`tuner compile` cannot run here: {said[0][:200]}", field="targets", fix="install moegate[cpu]"
-            )
-        if not out.is_file():
-            raise InfraError(f"`tuner compile` ended with {done.returncode}: {said[0][:200]}")
-        content = canonical.load_json(out)
-    rows = content.get("facts") if isinstance(content, dict) else None
+        places: dict[str, int] = {}
+        for number, file in enumerate(files):
+            place = folder / "configs" / (file.entry.directory or _FLAT) / file.entry.name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file.entry.path, place)
+            places[place.relative_to(folder / "configs").as_posix()] = number
+        rows = _run(folder, targets)
+    out: list[list[Row]] = [[] for _ in files]
+    for row in rows:
+        number_of = places.get(str(row.get("file")))
+        if number_of is not None:
+            out[number_of].append(row)
+    return out
+
+
+def _run(folder: Path, targets: list[str]) -> list[Row]:
+    argv = [sys.executable, "-P", "-m", "tuner", "compile", "--targets", ",".join(targets), "--json"]
+    done = spawn.run(
+        [*argv, "--configs", str(folder / "configs")],
+        cwd=folder,
+        env=spawn.child_env({}),
+        stdout=folder / "stdout",
+        stderr=folder / "stderr",
+        timeout_s=_TIMEOUT_S,
+    )
+    said = (folder / "stderr").read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+    if done.returncode == _USAGE:
+        raise UsageError(f"`tuner compile` cannot run here: {said[0][:200]}", field="targets")
+    try:
+        content = canonical.load_json(folder / "stdout")
+    except UsageError:
+        raise InfraError(f"`tuner compile` ended with {done.returncode}: {said[0][:200]}") from None
+    rows = content.get("configs") if isinstance(content, dict) else None
     if not isinstance(rows, list):
-        raise InfraError("`tuner compile` wrote no facts")
+        raise InfraError("`tuner compile` wrote no facts of configs")
     return [row for row in rows if isinstance(row, dict)]
 
 
-def _judge(row: dict[str, Any], file: FileFacts, shown: str) -> Iterator[Finding]:
-    size, target = str(row.get("batch_size")), row.get("target")
+def _judge(row: Row, file: FileFacts, shown: str) -> Iterator[Finding]:
+    size, target, triton = str(row.get("batch_size")), row.get("target"), str(row.get("triton") or "")
     line = line_of(file.entry.path.read_text(encoding="utf-8"), (size,))
-    with_triton = str(row.get("triton") or "")
-    severity, note = _trust(file.entry.directory, with_triton)
-    where = f"batch size {size} on {target}, Triton {with_triton}"
-    if row.get("status") not in (None, "ok", "skipped"):
-        yield finding(
-            "compile-failed", shown, line, f"{where}: {row.get('error') or row['status']}{note}", severity=severity
-        )
+    severity, note = _trust(file.entry.directory, triton)
+    where = f"batch size {size} on {target}, Triton {triton}"
+    if row.get("status") not in ("ok", "skipped"):
+        why = row.get("error") or row.get("status")
+        yield finding("compile-failed", shown, line, f"{where}: {why}{note}", severity=severity)
         return
-    limit = devices.find(file.parsed.key.device_name) if file.parsed else None
-    shared = row.get("shared")
-    if isinstance(shared, int) and limit is not None and limit.smem_bytes is not None and shared > limit.smem_bytes:
-        words = f"{where}: {shared} bytes of shared memory, {limit.name} has {limit.smem_bytes}{note}"
+    device = devices.find(file.parsed.key.device_name) if file.parsed else None
+    limit, shared, spills = (None if device is None else device.smem_bytes), row.get("shared"), row.get("spills")
+    if isinstance(shared, int) and limit is not None and device is not None and shared > limit:
+        words = f"{where}: {shared} bytes of shared memory, {device.name} has {limit}{note}"
         yield finding("smem-exceeds", shown, line, words, severity=severity)
-    if isinstance(row.get("spills"), int) and row["spills"] > 0:
-        yield finding("spills", shown, line, f"{where}: {row['spills']} bytes spilled{note}")
+    if isinstance(spills, int) and spills > 0:
+        yield finding("spills", shown, line, f"{where}: {spills} bytes spilled{note}")
     if row.get("block_loads") is False:
         yield finding("block-io-lost", shown, line, f"{where}: descriptor loads became plain loads{note}")
 

@@ -50,6 +50,9 @@ def check(
     base: Annotated[
         str | None, typer.Option(metavar="DIR|git:REF", help="Compare with a directory or a git revision.")
     ] = None,
+    only_new: Annotated[
+        bool, typer.Option("--only-new", help="With --base: leave out what the base has already.")
+    ] = False,
     triton: Annotated[
         str | None, typer.Option(metavar="X.Y.Z", help="Simulate this Triton: which keys stop being exact.")
     ] = None,
@@ -81,8 +84,9 @@ def check(
         triton=triton,
         targets=tuple(_listed([targets] if targets else None)),
         source=source,
+        only_new=only_new,
     )
-    result = run_check(_for_files(options, files or []))
+    result = _only(run_check(_for_files(options, files or [])), files or [])
     _write(result, sarif, out)
     _print(result, as_json=as_json, github=github, limit=limit)
     raise typer.Exit(1 if result.failed else 0)
@@ -96,6 +100,19 @@ def _for_files(options: Options, files: list[Path]) -> Options:
         return options
     folders = {path.parent.parent if path.parent.name.startswith("triton") else path.parent for path in files}
     return replace(options, configs=tuple(sorted(folders)))
+
+
+def _only(result: CheckResult, files: list[Path]) -> CheckResult:
+    """What concerns the given files and the other projection of each; everything where none is given."""
+    from dataclasses import replace
+
+    if not files:
+        return result
+    wanted: set[Path] = set()
+    for path in files:
+        stem = path.name.removesuffix(".json").removesuffix("_down")
+        wanted |= {path.resolve(), *((path.parent / f"{stem}{end}.json").resolve() for end in ("", "_down"))}
+    return replace(result, findings=tuple(f for f in result.findings if Path(f.file).resolve() in wanted))
 
 
 def _write(result: CheckResult, sarif: Path | None, out: Path | None) -> None:

@@ -173,9 +173,7 @@ def test_the_start_is_green(repo: Repo) -> None:
 
 
 @pytest.mark.parametrize(("regress", "rule", "says"), HISTORY, ids=[row[0].__name__ for row in HISTORY])
-def test_a_regression_is_red_and_its_fix_is_green(
-    regress: Callable[[Repo], None], rule: str, says: str, repo: Repo
-) -> None:
+def test_a_regression_is_red(regress: Callable[[Repo], None], rule: str, says: str, repo: Repo) -> None:
     regress(repo)
     result = check(repo)
     assert result.failed
@@ -185,6 +183,12 @@ def test_a_regression_is_red_and_its_fix_is_green(
     for item in found:
         assert item.fix
         assert item.line >= 1
+
+
+def test_the_fixed_tree_is_green(repo: Repo) -> None:
+    for regress, _, _ in HISTORY[::4]:
+        regress(repo)
+    assert check(repo).failed
     repo.git("checkout", "-q", "--", ".")
     repo.git("clean", "-fdq")
     assert check(repo).findings == ()
@@ -236,3 +240,26 @@ def test_a_new_file_is_only_noted(repo: Repo) -> None:
     notes = [f for f in result.findings if f.severity == "note"]
     assert [n.rule for n in notes] == ["resolution-changed"]
     assert "this file now" in notes[0].message
+
+
+def test_only_what_is_new_counts_where_a_tree_has_old_defects(repo: Repo) -> None:
+    block_m_of_one(repo)
+    repo.git("commit", "-qam", "a defect that everybody knows")
+    block_k_over_group(repo)
+    assert {item.rule for item in check(repo).findings if item.severity == "error"} == {
+        "pair-block-m-differ", "block-k-exceeds-group",
+    }  # fmt: skip
+    new = check(repo, only_new=True)
+    assert {item.rule for item in new.findings if item.severity == "error"} == {"block-k-exceeds-group"}
+
+
+def test_a_whole_folder_that_is_gone(repo: Repo) -> None:
+    second = repo.root / "other" / "configs"
+    shutil.copytree(repo.configs, second)
+    repo.git("add", "-A")
+    repo.git("commit", "-qm", "two folders")
+    shutil.rmtree(second)
+    result = run_check(Options(configs=(repo.root,), engine="sglang", base="git:main", start=repo.root))
+    lost = errors(result, "coverage-lost")
+    assert len(lost) == 4
+    assert all(item.file.startswith("other/configs/triton_3_8_0/") for item in lost)
