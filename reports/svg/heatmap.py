@@ -12,7 +12,7 @@ from reports.text import clip
 
 __all__ = ["HeatCell", "HeatRow", "heatmap"]
 
-_CELL_W, _CELL_H, _LABEL, _HEAD, _GAP = 54.0, 36.0, 92.0, 26.0, 3.0
+_CELL_W, _CELL_H, _LABEL, _HEAD, _GAP = 60.0, 36.0, 92.0, 26.0, 3.0
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ SHORT = {
     "num_stages": "stages",
     "USE_TMA": "TMA",
 }
+# A parameter that a configuration leaves to the compiler.
+UNSET = "unset"
 _MOST_BATCHES, _MOST_PARAMS = 40, 16
 
 
@@ -59,7 +61,10 @@ class ConfigLine:
 
 @dataclass(frozen=True)
 class ConfigTable:
-    """One projection: parameters per batch size, and where each arm's answer came from."""
+    """One projection: parameters per batch size, and where each arm's answer came from.
+
+    The lines are the batch sizes that both arms ran; `one_sided` names those that only one of them happened to see.
+    """
 
     op: str
     projection: str
@@ -68,11 +73,12 @@ class ConfigTable:
     baseline_from: str
     candidate_from: str
     hidden: int
+    one_sided: str
 
     @property
-    def changes(self) -> int:
-        """How many batch sizes run with another configuration."""
-        return sum(any(param.changed for param in line.params) for line in self.lines)
+    def changed(self) -> tuple[str, ...]:
+        """The batch sizes that run with another configuration."""
+        return tuple(line.batch for line in self.lines if any(param.changed for param in line.params))
 
 
 @dataclass(frozen=True)
@@ -86,8 +92,8 @@ class ConfigSet:
 
     @property
     def changes(self) -> int:
-        """Batch sizes, over all projections, at which the arms ran differently."""
-        return sum(table.changes for table in self.tables)
+        """At how many batch sizes the arms ran differently, in any projection."""
+        return len({batch for table in self.tables for batch in table.changed})
 
 
 @dataclass(frozen=True)
@@ -158,7 +164,7 @@ def config_sets(cells: Iterable[Joined]) -> tuple[tuple[ConfigSet, ...], dict[st
         )
         tables.setdefault(key, _tables(*uses))
         members.setdefault(key, []).append(joined)
-    ranked = sorted(members, key=lambda key: -sum(table.changes for table in tables[key]))
+    ranked = sorted(members, key=lambda key: -sum(len(table.changed) for table in tables[key]))
     sets, anchors = [], {}
     for index, key in enumerate(ranked, 1):
         anchor = f"cfg-{index}"
@@ -187,7 +193,8 @@ def _tables(base: Iterable[ConfigUse], cand: Iterable[ConfigUse]) -> tuple[Confi
 
 
 def _table(op: str, projection: str, left: Mapping[Any, ConfigUse], right: Mapping[Any, ConfigUse]) -> ConfigTable:
-    sizes = sorted({key[2] for key in (*left, *right) if key[:2] == (op, projection)})
+    seen = [{key[2] for key in side if key[:2] == (op, projection)} for side in (left, right)]
+    sizes = sorted(seen[0] & seen[1] or seen[0] | seen[1])
     shown = sizes[:_MOST_BATCHES]
     uses = [(left.get((op, projection, m)), right.get((op, projection, m))) for m in shown]
     names: dict[str, None] = dict.fromkeys(SHORT)
@@ -208,12 +215,15 @@ def _table(op: str, projection: str, left: Mapping[Any, ConfigUse], right: Mappi
         baseline_from=_origin([b for b, _ in uses if b is not None]),
         candidate_from=_origin([c for _, c in uses if c is not None]),
         hidden=len(sizes) - len(shown),
+        one_sided=", ".join(map(str, sorted((seen[0] | seen[1]) - set(sizes))[:20])),
     )
 
 
 def _param(use: ConfigUse | None, name: str) -> str:
-    if use is None or name not in use.config:
+    if use is None:
         return DASH
+    if name not in use.config:
+        return UNSET
     raw = use.config[name]
     return {True: "on", False: "off"}[raw] if isinstance(raw, bool) else one_line(str(raw), 12)
 

@@ -45,7 +45,7 @@ def _picture(table: ConfigTable) -> Markup:
         [line.batch for line in lines],
         rows,
         title=f"{table.op}, {table.projection} projection: configuration by batch size",
-        desc=f"{count(table.changes, 'batch size')} of {len(table.lines)} run with another configuration",
+        desc=f"{count(len(table.changed), 'batch size')} of {len(table.lines)} run with another configuration",
     )
 
 

@@ -283,3 +283,21 @@ def test_accuracy_is_told_in_points_and_stays_out_of_the_forest(green: RunBundle
     assert "+1.25 points" in text
     assert "#c-e0c44f19" not in forest
     assert "#c-e0c44f19" in html.render(green)[text.index('<section id="forest"') :]
+
+
+def test_a_batch_size_that_one_arm_never_ran_is_no_change(green: RunBundle) -> None:
+    (made,) = green.measurements["e0c44f19"]
+    launches = []
+    for launch in made.launches:
+        assert launch.proof is not None
+        kept = tuple(use for use in launch.proof.configs if use.batch_size != 4 or launch.arm == "tuned")
+        kept = tuple(
+            dataclasses.replace(u, config={k: v for k, v in u.config.items() if k != "num_warps"}) for u in kept
+        )
+        launches.append(dataclasses.replace(launch, proof=dataclasses.replace(launch.proof, configs=kept)))
+    again = (dataclasses.replace(made, launches=tuple(launches)),)
+    bundle = dataclasses.replace(green, measurements={"e0c44f19": again})
+    words = Document(html.render(bundle)).words
+    assert "Batch sizes that only one arm happened to run: 4." in words
+    assert "2 batch sizes changed" in words
+    assert "GROUP M" in words
