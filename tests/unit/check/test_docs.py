@@ -48,7 +48,8 @@ def test_every_option_on_the_pages_exists(name: str) -> None:
     commands = dict(group.commands)  # type: ignore[attr-defined]
     commands |= {f"dispatch {key}": value for key, value in commands.pop("dispatch").commands.items()}
     known = {option for command in commands.values() for p in command.params for option in p.opts}
-    used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page(name))) - {"--fp8-gemm-backend"}
+    others = {"--fp8-gemm-backend", "--moe-runner-backend", "--effort", "--quantization"}
+    used = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", page(name))) - others
     assert used <= known, used - known
 
 
