@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -86,37 +86,56 @@ def _cell_results(bundle: RunBundle, joined: Joined, root: Path | None) -> list[
 def _places(bundle: RunBundle, joined: Joined, root: Path | None) -> list[tuple[str, int]]:
     """Return (file, line) of every config entry that the candidate ran with and the baseline did not."""
     arms: tuple[dict[Any, ConfigUse], dict[Any, ConfigUse]] = ({}, {})
+    trees = _trees(bundle, joined)
     for launch in joined.launches:
         if launch.proof is not None:
+            if launch.proof.configs_root and side_of(joined, launch):
+                trees[launch.proof.configs_root] = None
             for use in launch.proof.configs:
                 arms[side_of(joined, launch)][use.op, use.projection, use.batch_size] = use
     places: dict[tuple[str, int], None] = {}
     for key, use in arms[1].items():
         before = arms[0].get(key)
         if use.file and (before is None or before.config != use.config):
-            places[_relative(use.file, root), _line(bundle.config_files, use, root)] = None
+            path = _inside(root, trees, use.file)
+            places[path or use.file, _line(_text(bundle, root, path, use.file), use.batch_size)] = None
     return sorted(places)
 
 
-def _line(files: Mapping[str, Mapping[str, Any]], use: ConfigUse, root: Path | None) -> int:
-    """Return the line (from 1) on which the entry of the batch size that was used begins; 1 where it is not found."""
-    assert use.file is not None
-    text = _text(use.file, root)
-    if text is None:
-        content = files.get(use.file) or files.get(PurePosixPath(use.file).name)
-        text = json.dumps(content, indent=4) if content else ""
-    entries = {int(found[1]): text.count("\n", 0, found.start()) + 1 for found in re.finditer(r'"(\d+)"\s*:', text)}
-    nearest = min(entries, key=lambda batch: (abs(batch - use.batch_size), batch), default=None)
-    return 1 if nearest is None else entries[nearest]
+def _trees(bundle: RunBundle, joined: Joined) -> dict[str, None]:
+    """Return the folders in which the candidate's config files may lie, as the plan names them."""
+    name = joined.cell.arms[-1] if joined.cell.arms else ""
+    found = [arm.configs for arm in bundle.plan.arms if arm.name == name and arm.configs.startswith("/")]
+    return {tree + end: None for tree in (*found, "kernels") for end in ("", "/configs")}
 
 
-def _text(file: str, root: Path | None) -> str | None:
+def _inside(root: Path | None, trees: Iterable[str], file: str) -> str | None:
+    """Return where a config file lies below `root`, relative to it, or None."""
     if root is None:
         return None
-    path = (root / file).resolve()
-    if not path.is_relative_to(root.resolve()) or not path.is_file() or path.stat().st_size > 4 << 20:
-        return None
-    return path.read_text(encoding="utf-8", errors="replace")
+    base = root.resolve()
+    for path in (base / file, *(base / tree / file for tree in trees)):
+        if path.is_file() and path.resolve().is_relative_to(base):
+            return str(path.resolve().relative_to(base))
+    return None
+
+
+def _text(bundle: RunBundle, root: Path | None, path: str | None, file: str) -> str:
+    """Return a config file's text: from the checkout, else as the tuner writes it, else nothing."""
+    if root is not None and path is not None:
+        with (root / path).open(encoding="utf-8", errors="replace") as stream:
+            return stream.read(4 << 20)
+    for name, content in bundle.config_files.items():
+        if name == file or name.endswith("/" + file):
+            return json.dumps(content, indent=4)
+    return ""
+
+
+def _line(text: str, batch_size: int) -> int:
+    """Return the line (from 1) on which the entry of the nearest batch size begins; 1 where there is none."""
+    entries = {int(found[1]): text.count("\n", 0, found.start()) + 1 for found in re.finditer(r'"(\d{1,9})"\s*:', text)}
+    nearest = min(entries, key=lambda batch: (abs(batch - batch_size), batch), default=None)
+    return 1 if nearest is None else entries[nearest]
 
 
 def _relative(file: str, base: Path | None) -> str:

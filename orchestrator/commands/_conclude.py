@@ -32,7 +32,7 @@ def _junit(bundle: RunBundle) -> str:
 def _sarif(bundle: RunBundle) -> str:
     from reports import sarif
 
-    return sarif.render(bundle)
+    return sarif.render(bundle, root=Path.cwd())
 
 
 def _summary(bundle: RunBundle) -> str:

@@ -102,6 +102,20 @@ def test_sarif_reads_the_line_from_the_checkout(red: RunBundle, tmp_path: Path) 
     assert lines == {4, 5, 7}
 
 
+def test_sarif_finds_the_file_in_the_tree_of_the_candidate(red: RunBundle, tmp_path: Path) -> None:
+    path = tmp_path / "tuned" / FILE
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(red.config_files[FILE], indent=2))
+    arms = tuple(
+        dataclasses.replace(a, configs=str(tmp_path / "tuned")) if a.name == "tuned" else a for a in red.plan.arms
+    )
+    bundle = dataclasses.replace(red, plan=dataclasses.replace(red.plan, arms=arms))
+    results = json.loads(sarif.render(bundle, root=tmp_path))["runs"][0]["results"]
+    uris = {r["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for r in results}
+    assert any(uri.startswith("tuned/configs/triton_3_8_0/E%3D8") for uri in uris)
+    assert not any(uri.startswith("/") for uri in uris)
+
+
 def test_sarif_structure(red: RunBundle) -> None:
     log = json.loads(sarif.render(red))
     assert log["version"] == "2.1.0"
