@@ -10,7 +10,7 @@ from markupsafe import Markup
 from moegate.records import Effect, Launch, RunBundle
 from reports import svg
 from reports.text import clip, count, duration, one_line, percent, tail, value
-from reports.view.changes import anchor_for, proofs
+from reports.view.changes import ConfigSet, ConfigTable, anchor_for, proofs
 from reports.view.joined import Joined, gain_of, primary_value, side_of, span_of
 
 __all__ = ["Budget", "Detail", "EffectLine", "badges_of", "build_detail"]
@@ -91,6 +91,7 @@ class Detail:
     backend: str
     config_anchor: str | None
     config_note: str
+    tables: tuple[ConfigTable, ...]
     predicted: tuple[str, str] | None
     memory: str
     attempts: tuple[tuple[str, ...], ...]
@@ -102,11 +103,11 @@ class Detail:
     history: Markup
 
 
-def build_detail(bundle: RunBundle, joined: Joined, budget: Budget, configs: dict[str, tuple[str, int]]) -> Detail:
-    """Build the drill-down of one cell; `configs` maps cell id to (anchor of its config set, changed batch sizes)."""
+def build_detail(bundle: RunBundle, joined: Joined, budget: Budget, configs: dict[str, ConfigSet]) -> Detail:
+    """Build the drill-down of one cell; `configs` maps cell id to its config set."""
     cell, launches = joined.cell, joined.launches
     lines = tuple(_launch_line(joined, launch) for launch in launches[: budget.launches])
-    anchor, changed = configs.get(cell.id, (None, 0))
+    ran = configs.get(cell.id)
     bad = joined.word in ("failed", "missing", "regressed")
     strip, note = launch_strip(joined)
     cases = sorted(_cases(joined), key=lambda case: (case[1] != "failed", case[1] != "skipped"))
@@ -126,8 +127,9 @@ def build_detail(bundle: RunBundle, joined: Joined, budget: Budget, configs: dic
         launches_hidden=len(launches) - len(lines),
         clocks=any(line.clocks for line in lines),
         backend=_backend(joined),
-        config_anchor=anchor,
-        config_note=_config_note(changed),
+        config_anchor=ran.anchor if ran is not None else None,
+        config_note=_config_note(ran.changes if ran is not None else 0),
+        tables=ran.tables if ran is not None and budget.curves > 1 else (),
         predicted=_predicted(joined),
         memory=_memory(joined),
         attempts=_attempts(joined),

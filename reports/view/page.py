@@ -128,10 +128,9 @@ def build_page(bundle: RunBundle, budget: Budget) -> Page:
     cells = join(bundle)
     ranked = sorted(cells, key=_rank)
     sets, anchors = config_sets(cells)
-    changes = {one.anchor: one.changes for one in sets}
     shown_sets = sets[:_MOST_SETS]
-    kept = {one.anchor for one in shown_sets}
-    configs = {cell: (anchor, changes[anchor]) for cell, anchor in anchors.items() if anchor in kept}
+    kept = {one.anchor: one for one in shown_sets}
+    configs = {cell: kept[anchor] for cell, anchor in anchors.items() if anchor in kept}
     detailed = ranked[:_MOST_DETAILS]
     details = tuple(build_detail(bundle, joined, budget, configs) for joined in detailed)
     linked = {detail.joined.cell.id for detail in details}
