@@ -187,6 +187,7 @@ FALLBACK_NAMES: Mapping[str, str] = {
     "Intel(R)_Graphics": "any Intel part whose brand string the driver does not have",
     "Intel(R)_Arc(TM)_Graphics": "any integrated Arc part",
     "AMD_Instinct": "any Instinct part",
+    "NVIDIA_Graphics_Device": "any NVIDIA part that is newer than the driver",
 }
 
 

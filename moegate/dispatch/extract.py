@@ -81,9 +81,8 @@ def extract(source: Path, engine: str | None = None) -> Extraction:
     counts = {name: sum(watched.file in files for watched in WATCHES[name]) for name in names}
     chosen = max(counts, key=lambda name: counts[name])
     if not counts[chosen]:
-        raise UsageError(
-            f"holds no watched file of {' or '.join(names)}", file=source, fix="name the root of the engine's tree"
-        )
+        words = f"holds no watched file of {' or '.join(names)}"
+        raise UsageError(words, file=source, fix="name the root of the engine's tree")
     functions: list[SourceFunction] = []
     missing: list[Watched] = []
     trees: dict[Path, ast.Module] = {}
@@ -99,7 +98,7 @@ def extract(source: Path, engine: str | None = None) -> Extraction:
 
 
 def shadows(function: SourceFunction) -> Iterator[tuple[SourceRow, str]]:
-    """Rows that an explicit request cannot get past: reached before the request is looked at, for the platform alone."""
+    """Rows that an explicit request cannot get past: the platform alone decides before the request is looked at."""
     words = function.watched.request
     if not words:
         return

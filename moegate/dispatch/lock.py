@@ -1,4 +1,7 @@
-"""The dispatch lock: what every op x platform x request comes to, in a file that a change has to touch."""
+"""The dispatch lock: what every op x platform x request comes to, in a file that a change has to touch.
+
+Beside it the lock holds what every model family reads from a probe config, for the same reason.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from moegate.dispatch.platforms import NAMES
 from moegate.dispatch.rows import ROWS
 from moegate.dispatch.select import AUTO, select
 from moegate.errors import UsageError
+from moegate.families import probe
 from moegate.paths import write_atomic
 
 SCHEMA = 1
@@ -69,7 +73,7 @@ def table(rows: tuple[Row, ...] = ROWS) -> dict[str, Any]:
     ops: dict[str, Any] = {}
     for op in dict.fromkeys(row.op for row in rows):
         ops[op] = {platform: _platform(op, platform, rows) for platform in NAMES}
-    return {"schema": SCHEMA, "ops": ops}
+    return {"schema": SCHEMA, "ops": ops, "families": probe.answers()}
 
 
 def _platform(op: str, platform: str, rows: tuple[Row, ...]) -> dict[str, Any]:
@@ -114,6 +118,10 @@ def dumps(content: Mapping[str, Any]) -> str:
                 lines.append(f"    {json.dumps(problem)}: {json.dumps(answers)}" + ("," if k + 1 < len(items) else ""))
             lines.append("   }" + ("," if j + 1 < len(names) else ""))
         lines.append("  }" + ("," if i + 1 < len(ops) else ""))
+    lines += [" },", ' "families": {']
+    families = list(content["families"].items())
+    for i, (name, said) in enumerate(families):
+        lines.append(f"  {json.dumps(name)}: {json.dumps(said)}" + ("," if i + 1 < len(families) else ""))
     return "\n".join([*lines, " }", "}", ""])
 
 
@@ -146,6 +154,16 @@ def diff(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[LockChang
         for place in dict.fromkeys([*new, *old])
         if old.get(place) != new.get(place)
     )
+
+
+def family_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
+    """(architecture, before, after) of every family that reads the probe differently; `nothing` where it is absent."""
+    old, new = before.get("families"), after["families"]
+    if not isinstance(old, dict):
+        return ()
+    names = dict.fromkeys([*new, *old])
+    pairs = ((name, str(old.get(name, "nothing")), str(new.get(name, "nothing"))) for name in names)
+    return tuple(item for item in pairs if item[1] != item[2])
 
 
 _Place = tuple[str, str, str, str, str]

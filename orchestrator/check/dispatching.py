@@ -23,7 +23,15 @@ def lock_findings(path: Path, shown: Shown) -> Iterator[Finding]:
     """Where the dispatch table answers differently than the lock file says: one finding per line of the lock."""
     text = path.read_text(encoding="utf-8")
     seen: set[int] = set()
-    for change in lock.diff(lock.read(path), lock.table()):
+    before, now = lock.read(path), lock.table()
+    for name, was, says in lock.family_changes(before, now):
+        at = text.find(f'"{name}":')
+        line = text.count("\n", 0, at) + 1 if at >= 0 else 1
+        yield finding(
+            "family-drift", shown(path), line, f"{name}: {was} before, {says} now",
+            fix="undo the change, or accept it in the same pull request: `orchestrator dispatch lock`",
+        )  # fmt: skip
+    for change in lock.diff(before, now):
         line = lock.line_of(text, change)
         if line not in seen:
             seen.add(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,8 +69,8 @@ def entries(folder: ConfigFolder) -> Iterator[Entry]:
 
 
 def _plain_version(name: str) -> bool:
-    version = parse_directory(name)
-    return version is not None and not version.suffix
+    """Whether some engine looks for exactly this directory: three numbers, nothing else."""
+    return re.fullmatch(r"triton(_(0|[1-9][0-9]{0,5})){3}", name) is not None
 
 
 def _holds_configs(folder: Path) -> bool:

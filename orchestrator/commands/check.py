@@ -71,11 +71,12 @@ def check(
     """Check config files, model configs and dispatch; exit 1 on any error."""
     from orchestrator.check.run import Options, run_check
 
+    changed, more_models, more_devices = _sort_out(files or [], bool(models), bool(devices))
     options = Options(
         configs=tuple(configs or ()),
         engine=engine,  # type: ignore[arg-type]
-        models=tuple(Path(text) for text in _listed(models)),
-        devices=tuple(_listed(devices)),
+        models=(*(Path(text) for text in _listed(models)), *more_models),
+        devices=(*_listed(devices), *more_devices),
         tps=_sizes(tp, "--tp"),
         eps=_sizes(ep, "--ep"),
         dtypes=tuple(_listed(dtype)) or (None,),
@@ -86,10 +87,35 @@ def check(
         source=source,
         only_new=only_new,
     )
-    result = _only(run_check(_for_files(options, files or [])), files or [])
+    result = _only(run_check(_for_files(options, changed)), changed)
     _write(result, sarif, out)
     _print(result, as_json=as_json, github=github, limit=limit)
     raise typer.Exit(1 if result.failed else 0)
+
+
+def _sort_out(words: list[Path], models: bool, devices: bool) -> tuple[list[Path], list[Path], list[str]]:
+    """Arguments without an option: changed files; after `--models` and `--devices` further ones of those.
+
+    Raises:
+        UsageError: a word that is none of them.
+    """
+    from moegate.configs import parse_name
+    from moegate.devices import is_reported
+    from moegate.errors import UsageError
+
+    files: list[Path] = []
+    more_models: list[Path] = []
+    more_devices: list[str] = []
+    for word in words:
+        if models and (word.is_dir() or (word.is_file() and parse_name(word.name) is None)):
+            more_models.append(word)
+        elif word.is_file():
+            files.append(word)
+        elif devices and is_reported(str(word)):
+            more_devices.append(str(word))
+        else:
+            raise UsageError("is no file", file=word, fix="name changed config files, or use --configs for a folder")
+    return files, more_models, more_devices
 
 
 def _for_files(options: Options, files: list[Path]) -> Options:

@@ -96,9 +96,10 @@ def lock(
 
     path = file or _lock_path()
     if check:
-        changes = locking.diff(locking.read(path), locking.table())
-        _print_changes(changes, as_json=as_json, none=f"{path} is up to date")
-        raise typer.Exit(1 if changes else 0)
+        before, now = locking.read(path), locking.table()
+        changes, families = locking.diff(before, now), locking.family_changes(before, now)
+        _print_changes(changes, families, as_json=as_json, none=f"{path} is up to date")
+        raise typer.Exit(1 if changes or families else 0)
     locking.write(path)
     if as_json:
         emit_json({"written": str(path)})
@@ -125,21 +126,25 @@ def diff(
             if other is None or not other.is_file():
                 raise UsageError("has no dispatch lock", file=base, field="--base", fix="name a lock file")
             before = locking.read(other)
-    changes = locking.diff(before, locking.table())
-    _print_changes(changes, as_json=as_json, none=f"no difference to {base}")
-    raise typer.Exit(1 if changes else 0)
+    now = locking.table()
+    changes, families = locking.diff(before, now), locking.family_changes(before, now)
+    _print_changes(changes, families, as_json=as_json, none=f"no difference to {base}")
+    raise typer.Exit(1 if changes or families else 0)
 
 
-def _print_changes(changes: Any, *, as_json: bool, none: str) -> None:
+def _print_changes(changes: Any, families: Any, *, as_json: bool, none: str) -> None:
     from dataclasses import asdict
 
     from orchestrator.commands._output import emit_json
 
     if as_json:
-        emit_json({"changes": [{**asdict(change), "words": change.words} for change in changes]})
+        drifts = [{"architecture": name, "before": was, "after": says} for name, was, says in families]
+        emit_json({"changes": [{**asdict(c), "words": c.words} for c in changes], "families": drifts})
         return
-    if not changes:
+    if not changes and not families:
         print(none)
+    for name, was, says in families:
+        print(f"{name}: {was} -> {says}")
     for change in changes:
         print(change.words)
         if isinstance(change.before, list) or isinstance(change.after, list):

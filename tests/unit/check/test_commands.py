@@ -76,6 +76,15 @@ def test_changed_files_as_pre_commit_passes_them(repo: Any) -> None:
     assert orchestrator("check", repo.file(KEY.on("NVIDIA_B200")), cwd=repo.root).returncode == 0
 
 
+def test_several_models_and_devices_in_a_row(repo: Any) -> None:
+    done = orchestrator(
+        "check", "--configs", repo.configs, "--models", repo.model, repo.model.parent, "--devices", "NVIDIA_H200",
+        "NVIDIA_B200", "--json", cwd=repo.root,
+    )  # fmt: skip
+    assert len(document(done)["coverage"]) == 4
+    assert orchestrator("check", "nothing.json", cwd=repo.root).returncode == 2
+
+
 def test_check_against_a_branch(repo: Any) -> None:
     repo.file(KEY).unlink()
     done = orchestrator("check", "--configs", "kernels/configs", "--base", "git:main", "--json", cwd=repo.root)

@@ -13,6 +13,7 @@ import pytest
 
 from moegate.configs import ConfigKey
 from moegate.dispatch import ROWS, lock
+from moegate.families import Layout
 from moegate.records.findings import CheckResult
 from orchestrator.check.run import Options, run_check
 
@@ -203,6 +204,20 @@ def test_our_own_rows_swapped(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> No
     assert all("orchestrator dispatch lock" in item.fix for item in found)
     text = (repo.root / "kernels" / "dispatch.lock.json").read_text().splitlines()
     assert all(text[item.line - 1].strip().startswith('"') for item in found)
+
+
+def test_our_own_family_code_off_by_one(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Layout.shard
+
+    def one_more(layout: Layout, tp: int = 1, ep: int = 1) -> tuple[int, int]:
+        intermediate, experts = plain(layout, tp, ep)
+        return intermediate, experts + 1
+
+    monkeypatch.setattr(Layout, "shard", one_more)
+    found = errors(check(repo), "family-drift")
+    assert any("DeepseekOCR2ForCausalLM: E 32 " in item.message and "E 33 " in item.message for item in found)
+    text = (repo.root / "kernels" / "dispatch.lock.json").read_text().splitlines()
+    assert all("ForC" in text[item.line - 1] or "Grok" in text[item.line - 1] for item in found)
 
 
 def test_an_accepted_dispatch_change_is_green_and_shown(repo: Repo) -> None:

@@ -16,6 +16,7 @@ SHIPPED = Path(__file__).resolve().parents[3] / "kernels" / "dispatch.lock.json"
 def test_the_shipped_lock_is_up_to_date() -> None:
     changes = lock.diff(lock.read(SHIPPED), lock.table())
     assert [change.words for change in changes] == [], "run `orchestrator dispatch lock` if this is meant"
+    assert lock.family_changes(lock.read(SHIPPED), lock.table()) == ()
 
 
 def test_the_lock_covers_every_op_platform_and_request() -> None:
@@ -65,3 +66,13 @@ def test_a_damaged_lock_is_refused(text: str, tmp_path: Path) -> None:
 def test_an_odd_but_valid_lock_is_compared_without_a_crash(tmp_path: Path) -> None:
     odd = {"schema": 1, "ops": {"fused_experts": {"cpu": {"bfloat16": {"bare": {"auto": []}}}}, "x": 3}}
     assert lock.diff(odd, lock.table())
+
+
+def test_a_family_that_reads_a_model_differently_is_found() -> None:
+    before = lock.table()
+    after = json.loads(json.dumps(before))
+    name = "DeepseekV3ForCausalLM"
+    assert before["families"][name].startswith("E 33 (unfused 32) topk 2 N 96")
+    after["families"][name] = after["families"][name].replace("E 33", "E 32")
+    del after["families"]["GptOssForCausalLM"]
+    assert [change[0] for change in lock.family_changes(before, after)] == [name, "GptOssForCausalLM"]
