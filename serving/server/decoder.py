@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 
 from serving.server.experts import Experts
+from serving.server.glue import Glue, Steps, TorchGlue, TritonGlue, attention
 from serving.server.kvcache import KvCache
 from serving.server.recorder import Recorder
 from serving.server.spec import DecoderSpec
 from serving.server.weights import DecoderWeights, LayerWeights, MlpWeights, MoeWeights
-from xkernels.ops.fused_experts import PreparedExperts, prepare_experts
+from xkernels.ops.prepared import PreparedExperts, prepare_experts
 
 __all__ = ["Decoder", "Prompt"]
 
@@ -54,6 +55,7 @@ class Decoder:
     ) -> None:
         self.spec, self.weights, self.cache, self.experts, self.recorder = spec, weights, cache, experts, recorder
         self.device = weights.embed.device
+        self.glue: Glue = TritonGlue() if experts.fused else TorchGlue()
         self.prepared: dict[int, PreparedExperts] = {
             index: prepare_experts(layer.mlp.w1, layer.mlp.w2)
             for index, layer in enumerate(weights.layers)
@@ -69,14 +71,12 @@ class Decoder:
         rows = self._ids([self.cache.row(p.slot, at) for p, n in zip(prompts, lengths, strict=True) for at in range(n)])
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            self.cache.store(layer, k, v, rows)
+            self.glue.store(self.cache, layer, k, v, rows)
             parts = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
-            return torch.cat([_attention(*(x.transpose(0, 1)[None] for x in part), causal=True)[0].transpose(0, 1)
-                              for part in parts])  # fmt: skip
+            return torch.cat([_causal(*part) for part in parts])
 
-        x = self._run(tokens, positions, attend)
         last = self._ids([sum(lengths[: i + 1]) - 1 for i in range(len(lengths))])
-        return self._logits(x.index_select(0, last))
+        return self._run(tokens, positions, attend, last)
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, length: int) -> torch.Tensor:
         """Run one token of each sequence.
@@ -89,73 +89,74 @@ class Decoder:
         Returns:
             Logits float32 [B, vocab]; those of padded rows mean nothing.
         """
-        padded = positions < 0
-        rows = torch.where(padded, 0, 1 + slots * self.cache.length + positions)
-        visible = torch.arange(length, device=self.device)[None, :] <= positions.clamp_min(0)[:, None]
+        steps = Steps(self.cache, positions, slots, length)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            self.cache.store(layer, k, v, rows)
-            keys, values = (x.view(*x.shape[:2], *k.shape[1:]).transpose(1, 2)
-                            for x in self.cache.gather(layer, slots, length))  # fmt: skip
-            return _attention(q[:, :, None], keys, values, mask=visible[:, None, None])[:, :, 0]
+            self.glue.store(self.cache, layer, k, v, steps.rows)
+            return self.glue.attend(self.cache, layer, q, self.spec.kv_heads, steps)
 
-        return self._logits(self._run(tokens, positions.clamp_min(0), attend))
+        return self._run(tokens, steps.positions, attend)
 
     def span(self, positions: Sequence[int]) -> int:
         """How many positions `decode` has to attend to for these."""
         return min(-(-(max(positions) + 1) // BUCKET) * BUCKET, self.cache.length)
 
-    def _run(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+    def _run(
+        self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend, last: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """All layers and the logits; `last` picks the rows that logits are wanted of."""
         x = self.weights.embed.index_select(0, tokens)
-        cos, sin = self.cos.index_select(0, positions)[:, None], self.sin.index_select(0, positions)[:, None]
+        cos, sin = self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+        deltas: tuple[torch.Tensor, ...] = ()
         for index, layer in enumerate(self.weights.layers):
-            x = x + self._attention_block(index, layer, self._norm(x, layer.input_norm), cos, sin, attend)
-            x = x + self._mlp_block(index, layer, self._norm(x, layer.post_norm))
-        return x
+            x, normed = self.glue.add_norm(x, deltas, layer.input_norm, self.spec.rms_eps)
+            attended = self._attention_block(index, layer, normed, cos, sin, attend)
+            x, normed = self.glue.add_norm(x, (attended,), layer.post_norm, self.spec.rms_eps)
+            deltas = self._mlp_block(index, layer, normed)
+        if last is not None:
+            x, deltas = x.index_select(0, last), tuple(delta.index_select(0, last) for delta in deltas)
+        _, normed = self.glue.add_norm(x, deltas, self.weights.norm, self.spec.rms_eps)
+        return F.linear(normed, self.weights.head).float()
 
     def _attention_block(
         self, index: int, layer: LayerWeights, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
         spec = self.spec
-        heads = spec.heads, spec.kv_heads, spec.kv_heads
-        qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], sum(heads), spec.head_dim)
-        q, k, v = qkv.split(heads, dim=1)
+        both = spec.heads + spec.kv_heads
+        qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], both + spec.kv_heads, spec.head_dim)
+        qk, v = qkv[:, :both], qkv[:, both:]
         if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
-        out = attend(index, _rotate(q, cos, sin), _rotate(k, cos, sin), v)
+            q, k = (
+                F.rms_norm(part, weight.shape, weight, spec.rms_eps)
+                for part, weight in ((qk[:, : spec.heads], layer.q_norm), (qk[:, spec.heads :], layer.k_norm))
+            )
+            qk = torch.cat([q, k], dim=1)
+        qk = self.glue.rotate(qk, cos, sin)
+        out = attend(index, qk[:, : spec.heads], qk[:, spec.heads :], v)
         return F.linear(out.reshape(x.shape[0], -1), layer.out, layer.out_bias)
 
-    def _mlp_block(self, index: int, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
+    def _mlp_block(self, index: int, layer: LayerWeights, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What the block adds to the residual: one or two tensors [T, H]."""
         moe = layer.mlp
         if isinstance(moe, MlpWeights):
-            return _gated(x, moe)
+            return (self._gated(x, moe),)
         weights, ids = self.experts.route(moe, x)
         if self.recorder is not None:
             self.recorder.record(index, ids)
         out = self.experts(x, self.prepared[index], weights, ids)
-        return out if moe.shared is None else out + _gated(x, moe.shared)
+        return (out,) if moe.shared is None else (out, self._gated(x, moe.shared))
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.spec.rms_eps)
-
-    def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(self._norm(x, self.weights.norm), self.weights.head).float()
+    def _gated(self, x: torch.Tensor, mlp: MlpWeights) -> torch.Tensor:
+        return F.linear(self.glue.silu_mul(F.linear(x, mlp.gate_up)), mlp.down)
 
     def _ids(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
 
-def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, mask: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Attention of q [B, heads, Q, D] over k, v [B, kv_heads, K, D]."""
-    grouped = q.shape[1] != k.shape[1]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
-
-
-def _gated(x: torch.Tensor, mlp: MlpWeights) -> torch.Tensor:
-    gate, up = F.linear(x, mlp.gate_up).chunk(2, dim=-1)
-    return F.linear(F.silu(gate) * up, mlp.down)
+def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Causal attention within one prompt: q [T, heads, D], k and v [T, kv_heads, D] -> [T, heads, D]."""
+    q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
+    return attention(q, k, v, causal=True)[0].transpose(0, 1)
 
 
 def _rotary(spec: DecoderSpec, length: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -164,8 +165,3 @@ def _rotary(spec: DecoderSpec, length: int, like: torch.Tensor) -> tuple[torch.T
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device=like.device), spec.rope_theta**-steps)
     table = torch.cat([angles, angles], dim=-1)
     return table.cos().to(like.dtype), table.sin().to(like.dtype)
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin

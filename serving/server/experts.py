@@ -18,12 +18,15 @@ from moegate.records import ConfigUse, Proof
 from serving.server.spec import DecoderSpec
 from serving.server.weights import MoeWeights
 from xkernels import device as devices
-from xkernels.ops import fused_experts as ops
+from xkernels import ops
+from xkernels.ops.fused_experts import fused_experts
+from xkernels.ops.prepared import PreparedExperts
 from xkernels.ops.topk import Router, topk, topk_reference
 
 __all__ = ["Experts", "capabilities", "kernel_hash"]
 
 OP = "fused_experts"
+OTHERS = ("topk", "store_kv_cache", "decode_attention")
 CONFIGURED = "triton"  # the one backend that looks tuned configs up
 
 ExpertConfigs = tuple[dict[str, Any], dict[str, Any]]
@@ -40,7 +43,7 @@ def capabilities(live: devices.Device) -> Capabilities:
 
 def kernel_hash() -> str:
     """Hash of the operators' source files: two servers with the same hash ran the same kernels."""
-    root = Path(ops.__file__).parent
+    root = Path(ops.__file__ or "").parent
     files = sorted(path for path in root.rglob("*.py"))
     return hashlib.sha256("".join(canonical.file_digest(path) for path in files).encode()).hexdigest()[:16]
 
@@ -64,7 +67,8 @@ class Experts:
         self.caps = capabilities(live)
         problem = Problem(dtype=name, experts=spec.experts, topk=spec.topk, hidden=spec.hidden, groups=spec.groups)
         self.selection: Selection = select(OP, problem, self.caps, request)
-        self.chooser: Selection = select("topk", problem, self.caps)
+        self.others = {op: select(op, problem, self.caps).resolved for op in OTHERS}
+        self.fused = all(backend == CONFIGURED for backend in self.others.values())
         self.tree = ConfigTree(configs)
         self.pair: Pair | None = None
         if self.selection.resolved == CONFIGURED:
@@ -79,15 +83,15 @@ class Experts:
     def route(self, moe: MoeWeights, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Choose experts for rows of `x` [M, H]: weights float32 and ids int32, both [M, topk]."""
         logits = torch.nn.functional.linear(x.float(), moe.router)
-        choose = topk if self.chooser.resolved == "triton" else topk_reference
+        choose = topk if self.others["topk"] == "triton" else topk_reference
         return choose(logits, self.router, moe.correction)
 
-    def __call__(self, x: torch.Tensor, experts: ops.PreparedExperts, weights: torch.Tensor, ids: torch.Tensor
+    def __call__(self, x: torch.Tensor, experts: PreparedExperts, weights: torch.Tensor, ids: torch.Tensor
                  ) -> torch.Tensor:  # fmt: skip
         """Routed experts of one layer; `x` [M, H] -> [M, H]."""
         up, down = self._configs(x.shape[0])
         self.rows[x.shape[0]] += 1
-        return ops.fused_experts(x, experts, weights, ids, backend=self.selection.resolved, up=up, down=down)
+        return fused_experts(x, experts, weights, ids, backend=self.selection.resolved, up=up, down=down)
 
     def proof(self) -> Proof:
         """What was asked, what ran, and which config every batch size got."""

@@ -26,11 +26,6 @@ class KvCache:
         """The row of one token."""
         return 1 + slot * self.length + position
 
-    def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor) -> None:
-        """Write `keys` and `values` [T, kv_heads, head_dim] to `rows` int64 [T] of one layer."""
-        self.keys[layer].index_copy_(0, rows, keys.reshape(-1, self.width))
-        self.values[layer].index_copy_(0, rows, values.reshape(-1, self.width))
-
     def gather(self, layer: int, slots: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The first `length` positions of `slots` [B]: two tensors [B, length, width]."""
         shape = (self.slots, self.length, self.width)
