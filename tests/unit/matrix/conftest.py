@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 CONFIG = """{"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "first_k_dense_replace": 1,
- "hidden_size": 128, "moe_intermediate_size": 64, "intermediate_size": 256, "n_routed_experts": 8, "n_shared_experts": 1,
- "num_experts_per_tok": 2, "num_hidden_layers": 2, "moe_layer_freq": 1, "torch_dtype": "float32"}
+ "hidden_size": 128, "moe_intermediate_size": 64, "intermediate_size": 256, "n_routed_experts": 8,
+ "n_shared_experts": 1, "num_experts_per_tok": 2, "num_hidden_layers": 2, "moe_layer_freq": 1, "torch_dtype": "float32"}
 """
 
 GOOD = """\

@@ -1,0 +1,18 @@
+"""Runs a plan with the stand-in programs, as a process of its own: what the tests that kill an orchestrator kill."""
+
+import sys
+from pathlib import Path
+
+from orchestrator.cells.base import PYTHON
+from orchestrator.matrix import load
+from orchestrator.plan import build
+from orchestrator.scheduler import execute
+
+repository, out = Path(sys.argv[1]), Path(sys.argv[2])
+script = str(Path(__file__).with_name("fake_program.py"))
+programs = {name: (PYTHON, "-I", "-S", script, name) for name in ("orchestrator", "tuner", "serving")}
+session = execute(
+    build(load(repository / "matrix.yaml")), out, resume="--resume" in sys.argv, root=repository, programs=programs
+)
+print(f"executed {session.executed}")
+sys.exit(int(session.interrupted or 0))

@@ -1,0 +1,149 @@
+"""Stands for tuner, serving and `orchestrator check` in scheduler tests: same command lines, same files, no torch.
+
+Started as a real child by the real scheduler. What it does can be bent by variables of an arm or image: FAKE (a word),
+FAKE_ONLY (`command=word`) and FAKE_SLEEP (seconds).
+"""
+
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+DEVICE = {"kind": "cpu", "name": "fake", "identity": "cpu:fake", "arch": "cpu", "driver": "", "memory_bytes": 0}
+
+
+def option(argv, name, default=None):
+    return next((arg.split("=", 1)[1] for arg in argv if arg.startswith(f"--{name}=")), default)
+
+
+def tree_digest(root):
+    rows = []
+    for path in sorted(Path(root).rglob("*")):
+        if path.is_file():
+            rows.append([path.relative_to(root).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest()])
+    return hashlib.sha256(json.dumps(rows, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def write(path, kind, launches=(), cases=(), work=None, **more):
+    body = {
+        "kind": kind, "status": "ok", "device": DEVICE, "environment": {"fake": "1"}, "work": work or {"things": 1},
+        "launches": list(launches), "cases": list(cases), "outputs": {}, "interpreter": True, "failure": None,
+        "detail": {}, "schema": 1, **more,
+    }  # fmt: skip
+    path = Path(path)
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(json.dumps(body))
+    temporary.rename(path)
+
+
+def launch(argv, configs, value, metric):
+    backend = option(argv, "moe-runner-backend")
+    mode = os.environ.get("FAKE", "")
+    resolved = {"auto": "torch"}.get(backend, backend)
+    if mode == "wrong-backend":
+        resolved = "reference"
+    tuned = configs != "none" and resolved == "triton"
+    use = {
+        "op": "fused_experts", "projection": "up", "batch_size": 2, "file": "E=8.json" if tuned else None,
+        "reason": "exact" if tuned and mode != "all-default" else "default", "config": {}, "alias": None, "calls": 1,
+    }  # fmt: skip
+    proof = {
+        "engine": option(argv, "engine", "moegate"), "requested_backend": backend, "resolved_backend": resolved,
+        "chain": [], "configs_root": None, "configs_digest": "" if configs == "none" else tree_digest(configs),
+        "configs": [use] if resolved == "triton" else [], "calls": {resolved: 3}, "kernel_hash": "",
+    }  # fmt: skip
+    if mode == "wrong-tree":
+        proof["configs_digest"] = "0" * 64
+    values = [float("nan")] if mode == "nan" else [value]
+    return {
+        "device": DEVICE, "started": "2027-01-01T00:00:00+00:00", "wall_s": 0.01,
+        "samples": [{"metric": metric, "unit": "x", "better": "higher", "values": values, "primary": True}],
+        "proof": proof, "peak_memory_bytes": None, "batch_sizes": {}, "arm": None, "pair": None, "order": None,
+        "stage": None, "void_reason": "short requests" if mode == "void" else None, "detail": {},
+    }  # fmt: skip
+
+
+def speed(argv, configs, salt):
+    """Tuned is 30 % faster on triton; everything has a noise of half a percent, seeded by who asks."""
+    noise = int(hashlib.sha256(f"{salt}{os.getpid()}".encode()).hexdigest()[:6], 16) / 0xFFFFFF - 0.5
+    faster = configs != "none" and option(argv, "moe-runner-backend") == "triton"
+    return (1.3 if faster else 1.0) * (1 + 0.01 * noise)
+
+
+def misbehave(mode):
+    if mode == "segfault":
+        os.kill(os.getpid(), 11)
+    if mode == "hang":
+        import signal
+
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    if mode == "flood":
+        for _ in range(2000):
+            sys.stdout.write("x" * 65536)
+    if mode == "usage":
+        print("fake: --nothing is wrong", file=sys.stderr)
+        sys.exit(2)
+    if mode == "infra":
+        print("fake: the device is busy", file=sys.stderr)
+        sys.exit(3)
+    if mode == "oom":
+        print("torch.OutOfMemoryError: tried to allocate", file=sys.stderr)
+        sys.exit(1)
+    if mode == "lost":
+        print("RuntimeError: UR_RESULT_ERROR_DEVICE_LOST", file=sys.stderr)
+        sys.exit(1)
+    if mode == "fail":
+        print("fake: it does not work", file=sys.stderr)
+        sys.exit(1)
+    if mode == "silent":
+        sys.exit(0)
+    if mode == "orphan" and os.fork() == 0:
+        os.setsid()
+        time.sleep(600)
+
+
+def main(argv):
+    program, command = argv[0], argv[1]
+    for name, value in (pair.split("=", 1) for pair in filter(None, os.environ.get("FAKE_ONLY", "").split(","))):
+        if name == command:
+            os.environ["FAKE"] = value
+    mode = os.environ.get("FAKE", "")
+    misbehave(mode)
+    time.sleep(float(os.environ.get("FAKE_SLEEP", "0")))
+    if program == "orchestrator":
+        finding = {"rule": "bad-value", "severity": "error", "file": "x.json", "line": 3, "message": "no", "fix": "yes"}
+        found = [finding] if mode == "findings" else []
+        print(json.dumps({"findings": found, "counts": {}, "files": 4}))
+        sys.exit(1 if found else 0)
+    out = option(argv, "out")
+    if command == "verify":
+        case = {"name": "a", "status": "skipped" if mode == "skipped" else "passed", "message": "", "detail": {}}
+        write(out, "kernel-test", cases=[case])
+    elif command == "tune":
+        folder = Path(out) / "configs" / "triton_3_8_0"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "E=8,N=64,device_name=cpu,dtype=float32.json").write_text('{"2": {"BLOCK_SIZE_M": 16}}')
+        if mode == "link":
+            (folder / "E=9,N=64,device_name=cpu.json").symlink_to("/etc/passwd")
+        write(option(argv, "result"), "tune")
+    elif command == "bench" and program == "tuner":
+        configs = option(argv, "configs")
+        write(out, "kernel-bench", [launch(argv, configs, speed(argv, configs, "k"), "speed")])
+    elif command == "launch":
+        configs = option(argv, "configs")
+        client = argv[argv.index("--") + 1 :]
+        assert client[-1].startswith("--out="), client
+        kind = "accuracy" if any("accuracy" in arg for arg in client) else "serve"
+        work = {"requests": 0} if mode == "idle" else {"requests": 2}
+        write(
+            option(client, "out"),
+            kind,
+            [launch(argv, configs, speed(argv, configs, "s"), "output_throughput")],
+            work=work,
+        )
+
+
+main(sys.argv[1:])

@@ -1,0 +1,134 @@
+"""The orchestrator is killed, again and again, and nothing is lost, done twice or left running."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from moegate import journal
+from orchestrator.bundle import read_run
+from orchestrator.scheduler.state import run_id
+
+
+def marked(run: str) -> list[int]:
+    """Processes that carry the run's mark."""
+    found = []
+    for name in (path.name for path in Path("/proc").iterdir()):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                if f"MOEGATE_RUN={run}".encode() in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                    found.append(int(name))
+            except OSError:
+                continue
+    return found
+
+
+def wait_for_entries(process: subprocess.Popen[str], path: Path, count: int) -> bool:
+    """Wait until the journal has so many entries; False where the run was over before."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if (path / "journal").is_file() and (path / "journal").read_bytes().count(b"\n") >= count:
+            return True
+        if process.poll() is not None:
+            return False
+        time.sleep(0.002)
+    raise AssertionError("the run makes no progress")
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    text, _ = process.communicate(timeout=120)
+    return process.returncode, text
+
+
+def check_history(path: Path) -> dict[str, str]:
+    """The invariants that hold after any number of kills; returns each cell's final state."""
+    entries = journal.read(path / "journal")
+    done, leases = Counter(), Counter()
+    passed: set[tuple[str, str]] = set()
+    for entry in entries:
+        key = (entry.data.get("cell"), entry.data.get("attempt"))
+        if entry.kind == "lease":
+            leases[key] += 1
+            assert (entry.data["cell"], entry.data["stage"]) not in passed, "a finished stage was executed again"
+        if entry.kind == "done":
+            done[key] += 1
+            if entry.data["state"] == "PASSED":
+                passed.add((entry.data["cell"], entry.data["stage"]))
+    assert set(done) == set(leases), "each attempt has an end"
+    assert set(done.values()) == set(leases.values()) == {1}, "and only one"
+    facts = read_run(path)
+    assert not marked(run_id(entries)), "nothing of the run is left running"
+    return {outcome.cell: outcome.state for outcome in facts.outcomes}
+
+
+@pytest.mark.slow
+def test_kill_at_random_moments_then_resume(run):
+    seed = int(os.environ.get("MOEGATE_FAULT_SEED", "0")) or random.SystemRandom().randrange(1 << 30)
+    rounds = int(os.environ.get("MOEGATE_FAULT_ROUNDS", "6"))
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    process = run.start()
+    for _ in range(rounds):
+        entries = (run.path / "journal").read_bytes().count(b"\n") if (run.path / "journal").is_file() else 0
+        if not wait_for_entries(process, run.path, entries + chance.randrange(0, 16)):
+            break
+        time.sleep(chance.random() * 0.1)
+        process.kill()
+        finish(process)
+        process = run.start(resume=run.path.is_dir())
+    code, text = finish(process)
+    assert code == 0, text
+    final = check_history(run.path)
+    assert set(final.values()) == {"PASSED"}, (seed, final)
+    code, text = finish(run.start(resume=True))
+    assert (code, text.splitlines()[-1]) == (0, "executed 0")
+    assert check_history(run.path) == final
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_and_resume_goes_on(run, number, code):
+    run.edit(("untuned: {configs: none}", "untuned: {configs: none, env: {FAKE_SLEEP: '0.2'}}"))
+    process = run.start()
+    assert wait_for_entries(process, run.path, 14)
+    process.send_signal(number)
+    began = time.monotonic()
+    returned, text = finish(process)
+    assert returned == code, text
+    assert time.monotonic() - began < 10
+    states = check_history(run.path)
+    assert "CANCELLED" in states.values()
+    returned, text = finish(run.start(resume=True))
+    assert returned == 0, text
+    assert set(check_history(run.path).values()) == {"PASSED"}
+
+
+def test_the_second_orchestrator_of_a_directory_ends_at_once(run):
+    run.edit(("untuned: {configs: none}", "untuned: {configs: none, env: {FAKE_SLEEP: '0.3'}}"))
+    first = run.start()
+    assert wait_for_entries(first, run.path, 5)
+    second = run.start(resume=True)
+    _, text = finish(second)
+    assert "RunLocked" in text
+    assert first.poll() is None
+    first.kill()
+    finish(first)
+
+
+def test_a_journal_that_was_torn_is_gone_on_with_and_a_damaged_one_is_refused(run):
+    run("check/*")
+    file = run.path / "journal"
+    whole = file.read_bytes()
+    file.write_bytes(whole + b'{"seq": 99, "kind": "don')
+    assert run("check/*", resume=True).executed == 0
+    whole = file.read_bytes()
+    middle = whole.index(b"lease")
+    file.write_bytes(whole[:middle] + b"x" + whole[middle + 1 :])
+    from moegate.errors import RecordError
+
+    with pytest.raises(RecordError, match="entry 2 is damaged"):
+        run("check/*", resume=True)
