@@ -34,7 +34,7 @@ class Budget:
 
 
 _LADDER = (
-    Budget(launches=160, metrics=40, cases=200, log=6000, curves=4, steps=160),
+    Budget(launches=160, metrics=40, cases=200, log=6000, curves=3, steps=160),
     Budget(launches=16, metrics=6, cases=12, log=600, curves=1, steps=40),
     Budget(launches=10, metrics=2, cases=6, log=300, curves=1, steps=24),
     Budget(launches=4, metrics=1, cases=3, log=160, curves=0, steps=0),
