@@ -94,6 +94,18 @@ class Batcher:
         logits = self._decode([r.tokens[-1] for r in batch], [r.position for r in batch], [r.slot for r in batch])
         return self._take(batch, logits[: len(batch)])
 
+    def repeat(
+        self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]
+    ) -> Callable[[], torch.Tensor]:
+        """A decode step that can be issued again and again with the same inputs, for timing."""
+        repeat = getattr(self._decode, "repeat", None)
+        if repeat is not None:
+            found: Callable[[], torch.Tensor] = repeat(tokens, positions, slots)
+            return found
+        packed = torch.tensor([tokens, positions, slots], dtype=torch.int64).to(self.decoder.device)
+        span = self.decoder.span(positions)
+        return lambda: self.decoder.decode(packed[0], packed[1], packed[2], span)
+
     def _admit(self) -> list[Request]:
         admitted: list[Request] = []
         rows = 0

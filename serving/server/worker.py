@@ -31,7 +31,7 @@ _MAX_LENGTH = 4096
 class Worker:
     """A decoder, its batcher, and the conversation with the HTTP process."""
 
-    def __init__(self, settings: Settings, channel: Channel) -> None:
+    def __init__(self, settings: Settings) -> None:
         import torch
 
         from serving.server.batcher import Batcher
@@ -44,7 +44,7 @@ class Worker:
         from xkernels import device as devices
 
         began = time.perf_counter()
-        self.settings, self.channel = settings, channel
+        self.settings = settings
         self.live = devices.live()
         _quiet_threads(settings.threads)
         self.spec = read_spec(Path(settings.model))
@@ -69,24 +69,24 @@ class Worker:
         self.load_s = time.perf_counter() - began
         self.step_s = 0.0
 
-    def serve(self) -> None:
+    def serve(self, channel: Channel) -> None:
         """Answer messages and run steps until the HTTP process says stop or is gone."""
         import torch
 
-        self.channel.send({"op": "ready", "info": self.info()})
+        channel.send({"op": "ready", "info": self.info()})
         with torch.inference_mode():
             while True:
-                for message in self.channel.receive(wait=not self.batcher.busy):
+                for message in channel.receive(wait=not self.batcher.busy):
                     if message["op"] == "stop":
                         return
-                    self._handle(message)
+                    self._handle(channel, message)
                 if not self.batcher.busy:
                     continue
                 began = time.perf_counter()
                 tokens = self.batcher.step()
                 now = time.perf_counter()
                 self.step_s += now - began
-                self.channel.send({"op": "tokens", "at": now, "tokens": [[t.id, t.token, t.finish, t.logprob]
+                channel.send({"op": "tokens", "at": now, "tokens": [[t.id, t.token, t.finish, t.logprob]
                                                                          for t in tokens]})  # fmt: skip
 
     def info(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Worker:
             "step_s": round(self.step_s, 6),
         }
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, channel: Channel, message: Message) -> None:
         from serving.server.batcher import Request
 
         match message["op"]:
@@ -123,7 +123,7 @@ class Worker:
             case "cancel":
                 self.batcher.cancel(message["id"])
             case "info":
-                self.channel.send({"op": "info", "info": self.info()})
+                channel.send({"op": "info", "info": self.info()})
             case other:
                 raise ValueError(f"unknown message {other!r}")
 
@@ -168,12 +168,12 @@ def main() -> int:
         (first, *_) = channel.receive(wait=True)
         settings = Settings(**first["settings"])
         try:
-            worker = Worker(settings, channel)
+            worker = Worker(settings)
         except (MoegateError, OSError) as error:
             code = error.exit if isinstance(error, MoegateError) else Exit.INFRA
             channel.send({"op": "failed", "exit": int(code), "message": str(error)})
             return int(code)
-        worker.serve()
+        worker.serve(channel)
     except EOFError:
         return int(Exit.OK)
     return int(Exit.OK)
