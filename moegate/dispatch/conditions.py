@@ -77,11 +77,22 @@ def block_in(*shapes: tuple[int, int]) -> Condition:
     return check
 
 
-def fp8_matrix_unit(problem: Problem, caps: Capabilities) -> str | None:
+def fp8_here(problem: Problem, caps: Capabilities) -> str | None:
     """The platform multiplies FP8 matrices, or runs them through torch on the CPU."""
     if caps.platform in {"cuda-sm80", "npu"}:
         return f"{caps.platform} has no FP8 matrix unit"
     return None
+
+
+def needs_scaled_mm(problem: Problem, caps: Capabilities) -> str | None:
+    """torch has `scaled_mm` with block recipes: 2.11 on CUDA, 2.13 on XPU."""
+    wanted = (2, 13) if caps.platform.startswith("xpu") else (2, 11)
+    return needs_torch(*wanted)(problem, caps)
+
+
+def needs_ue8m0(problem: Problem, caps: Capabilities) -> str | None:
+    """The scales are powers of two, as MXFP8 wants them."""
+    return None if problem.ue8m0 else "needs scales that are powers of two (ue8m0)"
 
 
 def per_channel_only(problem: Problem, caps: Capabilities) -> str | None:

@@ -41,7 +41,7 @@ PROBLEMS: Mapping[str, Mapping[str, Problem]] = {
 }
 _ANY: Mapping[str, Problem] = {"bfloat16": Problem()}
 
-_PACKAGES = frozenset({"deep_gemm", "flashinfer", "aiter", "sgl_kernel", "torch_npu", "cutlass"})
+_PACKAGES = frozenset({"deep_gemm", "flashinfer", "aiter", "sgl_kernel", "torch_npu", "triton_kernels", "humming"})
 _SETTINGS = (("SGLANG_USE_AITER", "1"),)
 
 
@@ -65,10 +65,10 @@ class LockChange:
 
 
 def table(rows: tuple[Row, ...] = ROWS) -> dict[str, Any]:
-    """The lock's content for `rows`: op -> platform -> problem -> installed -> request -> answer.
+    """The lock's content for `rows`: op -> platform -> problem -> installed -> answers.
 
     `bare` has torch and Triton only; `full` has every foreign package too and is left out where it answers the same.
-    An answer is the backend and, for `auto`, the chain that led to it; a refusal says why.
+    `auto` has the chain that led to its answer; other requests are served, or refused with a reason.
     """
     ops: dict[str, Any] = {}
     for op in dict.fromkeys(row.op for row in rows):
@@ -90,18 +90,25 @@ def _platform(op: str, platform: str, rows: tuple[Row, ...]) -> dict[str, Any]:
 
 
 def _answers(op: str, problem: Problem, caps: Capabilities, rows: tuple[Row, ...]) -> dict[str, Any]:
-    requests = [AUTO, *(row.backend for row in rows if row.op == op)]
-    return {request: _answer(op, problem, caps, request, rows) for request in requests}
+    """`auto`'s chain, the names that are served, and the refused ones by reason."""
+    served: list[str] = []
+    refused: dict[str, list[str]] = {}
+    for name in (row.backend for row in rows if row.op == op):
+        try:
+            served.append(select(op, problem, caps, name, rows=rows).resolved)
+        except DispatchRefused as refusal:
+            refused.setdefault(refusal.chain[-1].why if refusal.chain else refusal.message, []).append(name)
+    return {"auto": _chain(op, problem, caps, rows), "served": served, "refused": refused}
 
 
-def _answer(op: str, problem: Problem, caps: Capabilities, request: str, rows: tuple[Row, ...]) -> Any:
+def _chain(op: str, problem: Problem, caps: Capabilities, rows: tuple[Row, ...]) -> list[str]:
+    """The rows that `auto` looked at; those of other platforms are under `refused`."""
     try:
-        found = select(op, problem, caps, request, rows=rows)
-    except DispatchRefused as refused:
-        return f"refused: {refused.chain[-1].why if refused.chain else refused.message}"
-    if request != AUTO:
-        return found.resolved
-    return [f"{step.backend}: {'chosen' if step.chosen else step.why}" for step in found.chain]
+        chain = select(op, problem, caps, AUTO, rows=rows).chain
+    except DispatchRefused as refusal:
+        chain = refusal.chain
+    elsewhere = f"not on {caps.platform}"
+    return [f"{s.backend}: {'chosen' if s.chosen else s.why}" for s in chain if s.chosen or s.why != elsewhere]
 
 
 def dumps(content: Mapping[str, Any]) -> str:
@@ -174,8 +181,25 @@ def _flat(content: Mapping[str, Any]) -> Iterator[tuple[_Place, Any]]:
         for platform, problems in _items(platforms):
             for problem, kinds in _items(problems):
                 for installed, answers in _items(kinds):
-                    for request, answer in _items(answers):
+                    for request, answer in _requests(answers):
                         yield (op, platform, problem, installed, request), answer
+
+
+def _requests(answers: Any) -> Iterator[tuple[str, Any]]:
+    """(request, answer) for every name of one entry."""
+    if not isinstance(answers, dict):
+        return
+    yield AUTO, answers.get("auto")
+    for name in answers.get("served") or ():
+        yield str(name), str(name)
+    for why, names in _items(answers.get("refused")):
+        for name in names if isinstance(names, list) else ():
+            yield str(name), f"refused: {why}"
+
+
+def requests(content: Mapping[str, Any], op: str, platform: str) -> frozenset[str]:
+    """Every request that a lock has an answer for."""
+    return frozenset(place[4] for place, _ in _flat(content) if place[:2] == (op, platform))
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,7 @@ stands before the next: a measured result in docs/results, or `unmeasured`.
 from __future__ import annotations
 
 from moegate.dispatch import conditions as c
-from moegate.dispatch.model import Row
+from moegate.dispatch.model import Condition, Row
 from moegate.dispatch.platforms import BLACKWELL, CUDA, EVERY, GPUS, ROCM, XPU
 
 _CPU = frozenset({"cpu"})
@@ -25,102 +25,78 @@ _CPU_CONTROL = "the CPU has no Triton compiler: the interpreter is for tests, so
 
 _SCALED = c.needs_probe("scaled_mm_block", "block recipes of scaled_mm")
 
+
+def _foreign(
+    op: str, backend: str, platforms: frozenset[str], *when: Condition, auto: frozenset[str] | None = None
+) -> Row:
+    """A row whose kernel is another package's: its conditions are real, and it cannot run here."""
+    return Row(op, backend, platforms, when, "another package's kernel", here=False, auto=auto)
+
+
+_FLASHINFER = c.needs_package("flashinfer")
+_SGL_KERNEL = c.needs_package("sgl_kernel")
+_FP8 = c.quant_in("fp8_w8a8")
+_FP4 = c.quant_in("nvfp4_w4a16")
+_MXFP4 = c.quant_in("mxfp4_w4a16")
+_BLOCK128 = c.block_in((128, 128))
+_A2A = c.a2a_in("deepep", "mooncake", "nixl")
+_AITER = (c.needs_env("SGLANG_USE_AITER"), c.needs_package("aiter"))
+
+_EXPERTS = "fused_experts"
 FUSED_EXPERTS: tuple[Row, ...] = (
-    Row(
-        "fused_experts",
-        "deep_gemm",
-        _DEEP_GEMM,
-        (
-            c.quant_in("fp8_w8a8"),
-            c.block_in((128, 128)),
-            c.a2a_in("deepep", "mooncake", "nixl"),
-            c.needs_package("deep_gemm"),
-        ),
-        "another package's kernel",
-        here=False,
-    ),
-    Row(
-        "fused_experts",
-        "flashinfer_trtllm",
-        _SM100,
-        (c.needs_package("flashinfer"),),
-        "another package's kernel",
-        here=False,
-        auto=_NONE,
-    ),
-    Row(
-        "fused_experts",
-        "flashinfer_cutlass",
-        BLACKWELL,
-        (c.needs_package("flashinfer"),),
-        "another package's kernel",
-        here=False,
-        auto=_NONE,
-    ),
-    Row(
-        "fused_experts",
-        "aiter",
-        ROCM,
-        (c.needs_env("SGLANG_USE_AITER"), c.needs_package("aiter")),
-        "another package's kernel",
-        here=False,
-    ),
+    _foreign(_EXPERTS, "deep_gemm", _DEEP_GEMM, _FP8, _BLOCK128, _A2A, c.needs_package("deep_gemm")),
+    _foreign(_EXPERTS, "aiter", ROCM, *_AITER),
     # On XPU the engines' own library wins until Triton is asked for by name: auto never looks a config up there.
-    Row("fused_experts", "intel_xpu", XPU, (c.needs_package("sgl_kernel"),), "another package's kernel", here=False),
-    Row("fused_experts", "triton", _RUNS_TORCH, (c.needs_torch(), c.needs_triton), "unmeasured", auto=CUDA | ROCM),
-    Row("fused_experts", "torch", _RUNS_TORCH, (c.needs_torch(),), _CPU_CONTROL, auto=_RUNS_TORCH),
-    Row("fused_experts", "reference", EVERY, (c.needs_torch(),), _FALLBACK),
+    _foreign(_EXPERTS, "intel_xpu", XPU, _SGL_KERNEL),
+    _foreign(_EXPERTS, "flashinfer_mxfp4", _SM90 | BLACKWELL, _MXFP4, _FLASHINFER),
+    _foreign(_EXPERTS, "triton_kernel", CUDA | ROCM, _MXFP4, c.needs_package("triton_kernels")),
+    _foreign(_EXPERTS, "flashinfer_trtllm", _SM100, _FLASHINFER, auto=_NONE),
+    _foreign(_EXPERTS, "flashinfer_trtllm_routed", _SM100, _FLASHINFER, auto=_NONE),
+    _foreign(_EXPERTS, "flashinfer_cutlass", BLACKWELL, _FP4, _FLASHINFER, auto=_NONE),
+    _foreign(_EXPERTS, "flashinfer_cutedsl", _SM100, _FP4, _FLASHINFER, auto=_NONE),
+    _foreign(_EXPERTS, "flashinfer_megamoe", _SM100, _FLASHINFER, auto=_NONE),
+    _foreign(_EXPERTS, "cutlass", _SM90 | BLACKWELL, _FP8, _SGL_KERNEL, auto=_NONE),
+    _foreign(_EXPERTS, "marlin", CUDA, c.quant_in("int4_w4a16", "int8_w8a16", "mxfp4_w4a16"), _SGL_KERNEL, auto=_NONE),
+    _foreign(
+        _EXPERTS, "humming", CUDA, c.quant_in("int4_w4a16", "mxfp4_w4a16"), c.needs_package("humming"), auto=_NONE
+    ),
+    Row(_EXPERTS, "triton", _RUNS_TORCH, (c.needs_torch(), c.needs_triton), "unmeasured", auto=CUDA | ROCM),
+    Row(_EXPERTS, "torch", _RUNS_TORCH, (c.needs_torch(),), _CPU_CONTROL),
+    Row(_EXPERTS, "reference", EVERY, (c.needs_torch(),), _FALLBACK),
 )
 
+_LINEAR = "block_fp8_linear"
 BLOCK_FP8_LINEAR: tuple[Row, ...] = (
-    Row(
-        "block_fp8_linear",
+    _foreign(
+        _LINEAR,
         "deep_gemm",
         _DEEP_GEMM,
-        (c.block_in((128, 128)), c.needs_env("SGLANG_ENABLE_JIT_DEEPGEMM", True), c.needs_package("deep_gemm")),
-        "another package's kernel",
-        here=False,
+        _BLOCK128,
+        c.needs_env("SGLANG_ENABLE_JIT_DEEPGEMM", True),
+        c.needs_package("deep_gemm"),
     ),
+    _foreign(_LINEAR, "flashinfer_trtllm", _SM100, _BLOCK128, _FLASHINFER),
+    _foreign(_LINEAR, "flashinfer_cutlass", BLACKWELL, _BLOCK128, _FLASHINFER, auto=_NONE),
+    _foreign(_LINEAR, "flashinfer_deepgemm", _SM90, _BLOCK128, _FLASHINFER, auto=_NONE),
+    _foreign(_LINEAR, "flashinfer_cutedsl", BLACKWELL, c.block_in((1, 32)), c.needs_ue8m0, _FLASHINFER, auto=_NONE),
+    _foreign(_LINEAR, "cutlass", _SM120, _BLOCK128, _SGL_KERNEL),
+    _foreign(_LINEAR, "aiter", ROCM, _BLOCK128, *_AITER),
+    _foreign(_LINEAR, "npu", _NPU, c.needs_package("torch_npu")),
     Row(
-        "block_fp8_linear",
-        "flashinfer_trtllm",
-        _SM100,
-        (c.block_in((128, 128)), c.needs_package("flashinfer")),
-        "another package's kernel",
-        here=False,
-    ),
-    Row(
-        "block_fp8_linear",
-        "cutlass",
-        _SM120,
-        (c.block_in((128, 128)), c.needs_package("sgl_kernel")),
-        "another package's kernel",
-        here=False,
-    ),
-    Row(
-        "block_fp8_linear",
-        "aiter",
-        ROCM,
-        (c.block_in((128, 128)), c.needs_env("SGLANG_USE_AITER"), c.needs_package("aiter")),
-        "another package's kernel",
-        here=False,
-    ),
-    Row("block_fp8_linear", "npu", _NPU, (c.needs_package("torch_npu"),), "another package's kernel", here=False),
-    Row(
-        "block_fp8_linear",
+        _LINEAR,
         "scaled_mm",
         CUDA | XPU,
-        (c.block_in((1, 128), (128, 128)), c.needs_torch(2, 11), c.fp8_matrix_unit, _SCALED),
+        (c.block_in((1, 128), (128, 128)), c.needs_scaled_mm, c.fp8_here, _SCALED),
         "unmeasured",
         auto=XPU,
     ),
-    Row("block_fp8_linear", "triton", _RUNS_TORCH, (c.needs_torch(), c.needs_triton), "unmeasured", auto=GPUS),
-    Row("block_fp8_linear", "torch", _RUNS_TORCH, (c.needs_torch(),), _CPU_CONTROL),
-    Row("block_fp8_linear", "reference", EVERY, (c.needs_torch(),), _FALLBACK),
+    Row(_LINEAR, "triton", _RUNS_TORCH, (c.needs_torch(), c.needs_triton), "unmeasured", auto=GPUS),
+    Row(_LINEAR, "torch", _RUNS_TORCH, (c.needs_torch(),), _CPU_CONTROL),
+    Row(_LINEAR, "reference", EVERY, (c.needs_torch(),), _FALLBACK),
 )
 
 FP8_LINEAR: tuple[Row, ...] = (
-    Row("fp8_linear", "scaled_mm", _RUNS_TORCH, (c.needs_torch(2, 11), c.fp8_matrix_unit), "unmeasured"),
+    Row("fp8_linear", "scaled_mm", _RUNS_TORCH, (c.needs_torch(2, 11), c.fp8_here), "unmeasured"),
     Row("fp8_linear", "triton", _RUNS_TORCH, (c.needs_torch(), c.needs_triton), "unmeasured", auto=GPUS),
     Row("fp8_linear", "torch", _RUNS_TORCH, (c.needs_torch(),), "plain multiplication of the dequantised operands"),
     Row("fp8_linear", "reference", EVERY, (c.needs_torch(),), _FALLBACK),

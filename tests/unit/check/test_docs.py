@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from moegate.configs.engines import ENGINES
-from moegate.dispatch import PLATFORM_NAMES
+from moegate.dispatch import PLATFORM_NAMES, Capabilities, Problem, select
 from moegate.families import FAMILIES
 from orchestrator.check.rules import RULES
 
@@ -32,6 +32,13 @@ def test_every_family_engine_and_platform_is_listed() -> None:
     for engine in ENGINES.values():
         assert f"| `{engine.name}` | {engine.version} |" in text
     assert " ".join(PLATFORM_NAMES) in page("dispatch")
+
+
+def test_the_example_of_a_chain_is_what_the_table_answers() -> None:
+    caps = Capabilities("xpu-bmg", "2.13.0", "3.8.0", packages=frozenset({"sgl_kernel"}))
+    found = select("fused_experts", Problem(), caps)
+    lines = [f"  {'->' if s.chosen else '  '} {s.backend}: {s.why}" for s in found.chain]
+    assert "\n".join([f"fused_experts on xpu-bmg, auto: {found.resolved}", *lines, "$ "]) in page("dispatch")
 
 
 @pytest.mark.parametrize("name", ["check", "explain", "dispatch"])
