@@ -55,7 +55,7 @@ def moe_align_block_size(topk_ids: torch.Tensor, block: int, num_experts: int) -
     post = torch.empty(2, dtype=torch.int32, device=device)
     if numel == 0:
         return Alignment(sorted_ids, expert_ids, post.zero_(), block)
-    flat = topk_ids.reshape(-1)
+    flat = topk_ids.reshape(-1).contiguous()
     buckets = next_power_of_2(num_experts + 1)
     chunk = max(16, min(_MAX_CHUNK, _CHUNK_ELEMENTS // buckets))
     chunks = cdiv(numel, chunk)

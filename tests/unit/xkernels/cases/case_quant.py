@@ -1,0 +1,201 @@
+"""FP8 quantisation and FP8 linear layers against their twins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xkernels.device import live
+from xkernels.ops import linear
+from xkernels.ops.linear import (
+    block_fp8_linear,
+    block_fp8_linear_reference,
+    fp8_linear,
+    fp8_linear_reference,
+    prepare_block_fp8,
+    prepare_fp8,
+)
+from xkernels.ops.quant import (
+    per_token_group_quant_fp8,
+    per_token_group_quant_fp8_reference,
+    scaled_fp8_quant,
+    scaled_fp8_quant_reference,
+)
+from xkernels.ops.scheme import Scheme, block_shape, scheme_from_config
+
+DEVICE = live().torch_device()
+FN, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
+ON_CPU = DEVICE.type == "cpu"
+LAYOUTS: list[dict[str, Any]] = [
+    {},
+    {"column_major": True},
+    {"column_major": True, "tma_aligned": True},
+    {"ue8m0": True},
+    {"column_major": True, "tma_aligned": True, "ue8m0": True},
+]
+
+
+def same_values(got: torch.Tensor, want: torch.Tensor) -> None:
+    """FP8 tensors equal but for rare ties that a division's last bit decides."""
+    assert not got.float().isnan().any()
+    assert int((got.float() != want.float()).sum()) <= 2e-3 * got.numel()
+    torch.testing.assert_close(got.float(), want.float(), rtol=0.13, atol=2**-8)
+
+
+@pytest.mark.parametrize("kw", LAYOUTS, ids=lambda kw: "-".join(kw) or "row-major")
+@pytest.mark.parametrize("shape", [(1, 128, 128), (7, 384, 128), (5, 96, 32), (0, 128, 128)], ids=str)
+@pytest.mark.parametrize("dtype", [FN, FNUZ] if ON_CPU else [FN], ids=str)
+def test_group_quant(kw: dict[str, Any], shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    rows, k, group = shape
+    g = torch.Generator().manual_seed(rows)
+    x = (torch.randn(rows, k, generator=g) * torch.exp(2 * torch.randn(rows, k, generator=g))).bfloat16().to(DEVICE)
+    q, s = per_token_group_quant_fp8(x, group, dtype=dtype, **kw)
+    want_q, want_s = per_token_group_quant_fp8_reference(x, group, dtype=dtype, **kw)
+    assert (s.shape, s.dtype, s.stride()) == (want_s.shape, want_s.dtype, want_s.stride())
+    if s.dtype == torch.int32:
+        assert torch.equal(s, want_s)
+    else:
+        torch.testing.assert_close(s, want_s, rtol=1e-6, atol=0)
+    same_values(q, want_q)
+
+
+@given(exponent=st.integers(-20, 20), seed=st.integers(0, 100), dtype=st.sampled_from([FN, FNUZ] if ON_CPU else [FN]))
+@settings(max_examples=10, deadline=None)
+def test_group_quant_properties(exponent: int, seed: int, dtype: torch.dtype) -> None:
+    x = (torch.randn(3, 64, generator=torch.Generator().manual_seed(seed)) * 2.0**exponent).to(DEVICE)
+    q, s = per_token_group_quant_fp8(x, 32, dtype=dtype)
+    back = (q.float().view(3, 2, 32) * s[:, :, None]).view(3, 64)
+    # half a step of a 3-bit mantissa, or of the smallest subnormal
+    bound = torch.maximum(x.abs() / 16, s.repeat_interleave(32, 1) * 2**-10) * 1.001
+    assert ((back - x).abs() <= bound).all()
+    powers, ps = per_token_group_quant_fp8(x, 32, dtype=dtype, ue8m0=True)
+    assert torch.equal(torch.exp2(torch.log2(ps).round()), ps)
+    assert ((ps >= s) & (ps < 2 * s)).all()
+    assert not powers.float().isnan().any()
+
+
+def test_group_quant_of_zeros_three_dimensions_and_refusals() -> None:
+    q, s = per_token_group_quant_fp8(torch.zeros(2, 3, 64, device=DEVICE), 32)
+    assert (q.float() == 0).all()
+    assert s.shape == (2, 3, 2)
+    assert s.isfinite().all()
+    x = torch.zeros(4, 64, device=DEVICE)
+    for bad, words in (
+        ({"group": 48}, "multiple of group"),
+        ({"group": 32, "tma_aligned": True}, "column-major"),
+        ({"group": 32, "dtype": torch.float16}, "dtype must be"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            per_token_group_quant_fp8(x, **bad)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="contiguous"):
+        per_token_group_quant_fp8(x.t(), 4)
+
+
+@pytest.mark.parametrize("shape", [(1, 40), (17, 1100), (3, 64)])
+def test_scaled_quant(shape: tuple[int, int]) -> None:
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    for kw in ({}, {"per_token": True}, {"scale": torch.tensor([0.01], device=DEVICE)}):
+        q, s = scaled_fp8_quant(x, **kw)  # type: ignore[arg-type]
+        want_q, want_s = scaled_fp8_quant_reference(x, **kw)  # type: ignore[arg-type]
+        torch.testing.assert_close(s, want_s, rtol=1e-6, atol=0)
+        same_values(q, want_q)
+    with pytest.raises(ValueError, match="either scale or per_token"):
+        scaled_fp8_quant(x, torch.ones(1, device=DEVICE), per_token=True)
+
+
+def weights(n: int, k: int, block: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(n)
+    shape = (-(-n // block[0]), -(-k // block[1]))
+    return torch.randn(n, k, generator=g).to(FN).to(DEVICE), torch.rand(shape, generator=g).to(DEVICE)
+
+
+@pytest.mark.parametrize("block", [(128, 128), (1, 128)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 40, 256), (17, 200, 384), (2, 130, 128)], ids=str)
+def test_block_linear(block: tuple[int, int], shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    w, s = weights(n, k, block)
+    p = prepare_block_fp8(w, s, list(block))
+    x = torch.randn(m, 2, k, generator=torch.Generator().manual_seed(3)).bfloat16().to(DEVICE)
+    bias = torch.randn(n, device=DEVICE)
+    want = block_fp8_linear_reference(x.float(), p, bias=bias)
+    for backend in ("triton", "torch"):
+        got = block_fp8_linear(x, p, backend=backend, bias=bias)
+        assert got.dtype == x.dtype
+        assert got.shape == (m, 2, n)
+        assert float((got.float() - want).norm() / want.norm()) < 6e-3
+    q, qs = per_token_group_quant_fp8(x.reshape(-1, k).contiguous(), 128, column_major=True)
+    got = block_fp8_linear(q, p, backend="triton", x_scale=qs, out_dtype=torch.float32)
+    assert float((got - want.view(-1, n) + bias).norm() / want.norm()) < 6e-3
+
+
+def test_layouts_are_bit_exact_and_named() -> None:
+    w, s = weights(256, 384, (128, 128))
+    before = s.clone()
+    moved = prepare_block_fp8(w, s, (128, 128), layout="scaled_mm")
+    assert moved.layout == "scaled_mm"
+    assert torch.equal(moved.scale[:, :3], s)
+    assert torch.equal(s, before)
+    with pytest.raises(ValueError, match="layout row_major, not scaled_mm"):
+        block_fp8_linear(torch.zeros(1, 384, device=DEVICE), moved, backend="triton")
+    with pytest.raises(ValueError, match="layout scaled_mm, not row_major"):
+        block_fp8_linear(torch.zeros(1, 384, device=DEVICE), prepare_block_fp8(w, s, (128, 128)), backend="scaled_mm")
+
+
+@pytest.mark.parametrize("bad", [[1, 32], [64, 64], [], [128], [128, 128, 1]], ids=str)
+def test_block_shapes_are_refused_by_name(bad: list[int]) -> None:
+    w, s = weights(128, 128, (128, 128))
+    for given_as in (list, tuple):
+        with pytest.raises(ValueError, match=r"\[1, 128\] or \[128, 128\]") as caught:
+            prepare_block_fp8(w, s, given_as(bad))
+        assert str(list(bad)) in str(caught.value)
+    assert block_shape([128, 128]) == block_shape((128, 128)) == (128, 128)
+
+
+def test_scaled_mm_is_refused_with_a_reason_or_agrees() -> None:
+    reason = linear.scaled_mm_refusal(DEVICE)
+    if ON_CPU:
+        assert reason is not None
+        assert "refuses block scales on cpu" in reason
+        return
+    if reason is not None:
+        pytest.skip(reason)
+    for block in ((128, 128), (1, 128)):
+        for n, k in ((256, 512), (512, 640)):
+            w, s = weights(n, k, block)
+            x = torch.randn(17, k, device=DEVICE).bfloat16()
+            got = block_fp8_linear(x, prepare_block_fp8(w, s, block, layout="scaled_mm"), backend="scaled_mm")
+            want = block_fp8_linear_reference(x.float(), prepare_block_fp8(w, s, block))
+            assert float((got.float() - want).norm() / want.norm()) < 6e-3
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("per_token", [False, True])
+def test_fp8_linear(rows: bool, per_token: bool) -> None:
+    w = torch.randn(48, 96, generator=torch.Generator().manual_seed(1)).to(FN).to(DEVICE)
+    scale = torch.rand(48, 1, device=DEVICE) + 0.5 if rows else torch.tensor(0.02, device=DEVICE)
+    p = prepare_fp8(w, scale)
+    x = torch.randn(3, 5, 96, generator=torch.Generator().manual_seed(2)).bfloat16().to(DEVICE)
+    want = fp8_linear_reference(x.float(), p, per_token=per_token)
+    for backend in ("triton", "torch", "scaled_mm"):
+        got = fp8_linear(x, p, backend=backend, per_token=per_token)
+        assert float((got.float() - want).norm() / want.norm()) < 6e-3, backend
+
+
+def test_schemes_come_from_the_config() -> None:
+    assert scheme_from_config(None) == Scheme()
+    assert scheme_from_config({"quant_method": "fp8"}) == Scheme("fp8_tensor")
+    assert scheme_from_config({"quant_method": "fp8", "weight_block_size": [128, 128]}) == Scheme(
+        "fp8_block", (128, 128)
+    )
+    assert scheme_from_config({"quant_method": "mxfp4", "modules_to_not_convert": []}) == Scheme("mxfp4")
+    group = {"weights": {"type": "float", "num_bits": 8, "strategy": "channel"}}
+    assert scheme_from_config({"quant_method": "compressed-tensors", "config_groups": {"g": group}}) == Scheme(
+        "fp8_channel"
+    )
+    for bad in ({"quant_method": "awq"}, {"quant_method": "fp8", "weight_block_size": [64, 64]}):
+        with pytest.raises(ValueError, match=r"supported|must be"):
+            scheme_from_config(bad)
