@@ -36,11 +36,14 @@ def file_digest(path: Path) -> str:
 def tree_digest(root: Path) -> str:
     """Return the sha256 (hex) over the relative names and contents of every regular file below `root`.
 
-    A missing folder has the digest of an empty one. Links are not followed: their target text is hashed.
+    A missing folder has the digest of an empty one. Links are not followed: their target text is hashed. What the
+    interpreter leaves behind (`__pycache__`) does not count.
     """
     rows: list[tuple[str, str]] = []
     for path in sorted(root.rglob("*")) if root.is_dir() else ():
         name = path.relative_to(root).as_posix()
+        if "__pycache__" in path.relative_to(root).parts:
+            continue
         if path.is_symlink():
             rows.append((name, "link:" + str(path.readlink())))
         elif path.is_file():
