@@ -37,7 +37,7 @@ def test_one_predicate_for_weights_and_module() -> None:
     config: dict[str, Any] = {
         "architectures": ["DeepseekV2ForCausalLM"], "n_routed_experts": 8, "num_experts_per_tok": 2, "hidden_size": 64,
         "moe_intermediate_size": 32, "num_hidden_layers": 2,
-        "quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}},
+        "quantization_config": {"config_groups": {"group_0": {"weights": weights}}},
     }  # fmt: skip
     before = repr(config)
     quant = layout_of(config).quant

@@ -1,0 +1,106 @@
+"""The compile gate: how compiled facts become findings, whose Triton they are from, and what is remembered.
+
+The rows are given here, in the form that `tuner compile --json` prints; compiling itself is tested with the tuner.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moegate.configs import ConfigKey
+from moegate.errors import UsageError
+from moegate.records.findings import CheckResult
+from orchestrator.check import targets
+from orchestrator.check.run import Options, run_check
+
+KEY = ConfigKey(64, 896, "NVIDIA_H200")
+SAME = f"triton_{version('triton').split('+')[0].replace('.', '_')}"
+
+
+class Compiler:
+    """Answers for every batch size 16 of every staged file, and remembers what it was asked."""
+
+    def __init__(self, **row: Any) -> None:
+        self.row = row
+        self.asked: list[list[str]] = []
+
+    def __call__(self, folder: Path, wanted: list[str]) -> list[dict[str, Any]]:
+        root = folder / "configs"
+        names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.json"))
+        self.asked.append(names)
+        base = {"batch_size": 16, "target": wanted[0], "triton": version("triton"), "status": "ok"}
+        return [{"file": name, **base, **self.row} for name in names]
+
+
+@pytest.fixture
+def gate(repo: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def run(compiler: Compiler, wanted: str = "sm_90", **options: Any) -> CheckResult:
+        monkeypatch.setattr(targets, "_run", compiler)
+        return run_check(Options(configs=(repo.configs,), targets=(wanted,), start=repo.root, **options))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("row", "rule", "severity"),
+    [
+        ({"status": "failed", "error": "out of registers"}, "compile-failed", "error"),
+        ({"shared": 300_000}, "smem-exceeds", "error"),
+        ({"spills": 64}, "spills", "warning"),
+        ({"block_loads": False}, "block-io-lost", "warning"),
+    ],
+)
+def test_facts_become_findings_on_the_line_of_their_batch_size(
+    row: dict[str, Any], rule: str, severity: str, gate: Any, repo: Any
+) -> None:
+    if SAME != "triton_3_8_0":
+        (repo.configs / "triton_3_8_0").rename(repo.configs / SAME)
+    result = gate(Compiler(**row))
+    found = [item for item in result.findings if item.rule == rule]
+    assert len(found) == 3  # the H200's three files, not the B200's
+    assert {item.severity for item in found} == {severity}
+    for item in found:
+        assert '"16"' in (repo.root / item.file).read_text().splitlines()[item.line - 1]
+
+
+def test_another_triton_warns_and_never_fails(gate: Any) -> None:
+    result = gate(Compiler(status="failed", error="x", triton="3.1.0"))
+    found = [item for item in result.findings if item.rule == "compile-failed"]
+    assert found
+    assert {item.severity for item in found} == {"warning"}
+    assert not result.failed
+    assert "the file is for Triton 3.8.0" in found[0].message
+
+
+def test_good_facts_say_nothing_and_are_remembered(gate: Any, repo: Any) -> None:
+    compiler = Compiler(shared=1000, spills=0, block_loads=True)
+    assert gate(compiler).findings == ()
+    assert gate(compiler).findings == ()
+    assert len(compiler.asked) == 1
+    repo.edit(repo.file(KEY), '"BLOCK_SIZE_N": 64', '"BLOCK_SIZE_N": 128')
+    gate(compiler)
+    assert [len(names) for names in compiler.asked] == [3, 1]
+
+
+def test_against_a_base_only_changed_files_are_compiled(gate: Any, repo: Any) -> None:
+    compiler = Compiler()
+    gate(compiler, base="git:main")
+    assert compiler.asked == []
+    repo.edit(repo.file(KEY, "down"), '"BLOCK_SIZE_N": 128', '"BLOCK_SIZE_N": 64')
+    gate(compiler, base="git:main")
+    assert [len(names) for names in compiler.asked] == [1]
+    assert compiler.asked[0][0].endswith("NVIDIA_H200_down.json")
+
+
+def test_targets_are_checked(gate: Any) -> None:
+    compiler = Compiler()
+    gate(compiler, "sm_100")
+    assert len(compiler.asked[0]) == 1
+    with pytest.raises(UsageError):
+        gate(compiler, "sm_70")
