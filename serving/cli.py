@@ -23,6 +23,9 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "None": "au
 
 Out = Annotated[Path, typer.Option(help="the Measurement (JSON), written whole or not at all")]
 BaseUrl = Annotated[str | None, typer.Option(help="the server (default: $MOEGATE_BASE_URL)")]
+Announced = Annotated[
+    Path | None, typer.Option("--launch", help="the server that a `serving launch --announce` told of")
+]
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -43,6 +46,7 @@ def launch(
     length: Annotated[int, typer.Option(help="positions of one sequence (0: the engine's choice)")] = 0,
     record_routing: Annotated[Path | None, typer.Option(help="keep expert choices there (moegate engine)")] = None,
     server_log: Annotated[Path | None, typer.Option(help="keep the server's output there")] = None,
+    announce: Annotated[Path | None, typer.Option(help="written when ready, for `serving bench --launch`")] = None,
     ready_timeout: Annotated[float | None, typer.Option(help="seconds until an unready server has failed")] = None,
     engine_arg: Annotated[list[str] | None, typer.Option(help="passed to the engine as it is; repeatable")] = None,
     command: Annotated[list[str] | None, typer.Argument(help="after `--`: run when the server is ready")] = None,
@@ -64,7 +68,7 @@ def launch(
         extra=tuple(engine_arg or ()),
     )  # fmt: skip
     return run(engines.get(engine), spec, command or (), log=None if server_log is None else server_log.resolve(),
-               ready_s=ready_timeout)  # fmt: skip
+               ready_s=ready_timeout, announce=None if announce is None else announce.resolve())  # fmt: skip
 
 
 @app.command()
@@ -77,6 +81,7 @@ def bench(
     rate: Annotated[float | None, typer.Option(help="open loop: Poisson arrivals per second")] = None,
     seed: Annotated[int, typer.Option(help="of prompts and arrivals")] = 0,
     base_url: BaseUrl = None,
+    announced: Announced = None,
     warm_up: Annotated[int | None, typer.Option(help="parallel warm-up requests (at least the concurrency)")] = None,
     vocab: Annotated[int, typer.Option(help="draw prompts from ids below this (0: what the server says)")] = 0,
     metric: Annotated[str, typer.Option(help="the primary metric")] = "output_throughput",
@@ -96,7 +101,7 @@ def bench(
     from serving.load.client import Target
     from serving.load.workload import Workload
 
-    engine, launched = launched_from(base_url)
+    engine, launched = launched_from(base_url, announced)
     model = find_model(launched.base_url)
     workload = Workload(requests, input, output, seed, vocab or model.vocab or _vocab(launched.spec.model),
                         concurrency, rate, model.room)  # fmt: skip
@@ -117,6 +122,7 @@ def accuracy(
     output: Annotated[int, typer.Option(help="tokens per answer where a sample names none")] = 32,
     concurrency: Annotated[int, typer.Option(help="requests in flight")] = 8,
     base_url: BaseUrl = None,
+    announced: Announced = None,
     json_output: Annotated[bool, typer.Option("--json", help="print the summary as one JSON document")] = False,
 ) -> int:
     """Collect greedy answers and their log-probabilities, sample by sample.
@@ -129,7 +135,7 @@ def accuracy(
     from serving.load.bench import find_model
     from serving.load.client import Target
 
-    engine, launched = launched_from(base_url)
+    engine, launched = launched_from(base_url, announced)
     model = find_model(launched.base_url)
     measured = collect(Target(launched.base_url, model.name), read_samples(samples), lambda: engine.account(launched),
                        output=output, concurrency=concurrency)  # fmt: skip

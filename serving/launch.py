@@ -24,6 +24,7 @@ from typing import Any, TextIO
 from moegate import canonical, spawn
 from moegate.errors import InfraError, UsageError
 from moegate.exits import Exit
+from moegate.paths import write_atomic
 from serving import engines
 from serving.engines import Engine, Launched, Spec
 from serving.engines.foreign import free_port
@@ -54,6 +55,7 @@ def launch(
     *,
     log: Path | None = None,
     ready_s: float | None = None,
+    announce: Path | None = None,
 ) -> int:
     """Run one launch and return its exit code.
 
@@ -63,6 +65,7 @@ def launch(
         command: run when the server is ready, with MOEGATE_BASE_URL and MOEGATE_LAUNCH set; without one the server
             runs until SIGTERM or SIGINT.
         log: keeps the server's output; without it the end of it is printed where something went wrong.
+        announce: written once the server is ready, for `serving bench --launch`: keeps a server up for many loads.
         ready_s: seconds until a server that is not ready has failed; None takes the engine's.
 
     Raises:
@@ -74,30 +77,33 @@ def launch(
         for number in (signal.SIGTERM, signal.SIGINT):
             stack.callback(signal.signal, number, signal.signal(number, _raise_ended))
         try:
-            return _run(engine, spec, command, log or work / "server.log", ready_s or engine.ready_s, work)
+            return _run(engine, spec, command, log or work / "server.log", ready_s or engine.ready_s, work, announce)
         except _Ended as ended:
             return int(Exit.TERMINATED if ended.number == signal.SIGTERM else Exit.INTERRUPTED)
 
 
-def launched_from(base_url: str | None) -> tuple[Engine, Launched]:
-    """The engine and the launch that a command was started under, or a moegate server at `base_url`."""
-    file = os.environ.get(LAUNCH_FILE)
-    url = base_url or os.environ.get(BASE_URL)
+def launched_from(base_url: str | None, announced: Path | None = None) -> tuple[Engine, Launched]:
+    """The engine and the launch that a command was started under or that was announced, or a server of ours."""
+    file = announced or (Path(os.environ[LAUNCH_FILE]) if LAUNCH_FILE in os.environ else None)
+    told = None if file is None else canonical.load_json(file)
+    url = base_url or (told["base_url"] if told else os.environ.get(BASE_URL))
     if url is None:
         raise UsageError("no server is named", field="base-url", fix=f"--base-url URL, or set {BASE_URL}")
-    if file is None:
+    if told is None or told["base_url"] != url:  # somebody else's server: only ours tells everything by itself
         return engines.get("moegate"), Launched(Spec(Path()), url, Path(os.devnull), Path())
-    told = canonical.load_json(Path(file))
-    spec = Spec(**{**told["spec"], **{name: None if told["spec"][name] is None else Path(told["spec"][name])
-                                      for name in ("model", "configs", "record_routing")}})  # fmt: skip
-    return engines.get(told["engine"]), Launched(spec, url, Path(told["log"]), Path(told["work"]))
+    paths = {name: told["spec"][name] and Path(told["spec"][name]) for name in ("model", "configs", "record_routing")}
+    return engines.get(told["engine"]), Launched(
+        Spec(**{**told["spec"], **paths}), url, Path(told["log"]), Path(told["work"])
+    )
 
 
 def _raise_ended(number: int, frame: FrameType | None) -> None:
     raise _Ended(number)
 
 
-def _run(engine: Engine, spec: Spec, command: Sequence[str], log: Path, ready_s: float, work: Path) -> int:
+def _run(
+    engine: Engine, spec: Spec, command: Sequence[str], log: Path, ready_s: float, work: Path, announce: Path | None
+) -> int:
     port = spec.port or free_port()
     recipe = engine.command(spec, work, port)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -106,10 +112,11 @@ def _run(engine: Engine, spec: Spec, command: Sequence[str], log: Path, ready_s:
                         max_log_bytes=_LOG_BYTES)  # fmt: skip
     try:
         base_url = _wait_ready(engine, child, work, port, log, ready_s)
+        file = announce or work / "launch.json"
+        write_atomic(file, _told(engine, Launched(spec, base_url, log, work)))
         if not command:
             return _follow(child, base_url, log)
-        launched = Launched(spec, base_url, log, work)
-        return _client(child, command, _child_env(engine, launched), log)
+        return _client(child, command, {**os.environ, BASE_URL: base_url, LAUNCH_FILE: str(file)}, log)
     finally:
         child.stop(_GRACE_S)
 
@@ -137,13 +144,13 @@ def _server_ended(child: spawn.Child, log: Path) -> UsageError | InfraError:
     return InfraError(f"the server ended with {code}; its log ends:\n{tail}")
 
 
-def _child_env(engine: Engine, launched: Launched) -> dict[str, str]:
-    file = launched.work / "launch.json"
-    spec: dict[str, Any] = {name: str(value) if isinstance(value, Path) else value
-                            for name, value in asdict(launched.spec).items()}  # fmt: skip
-    told = {"engine": engine.name, "spec": spec, "log": str(launched.log), "work": str(launched.work)}
-    file.write_text(json.dumps(told), encoding="utf-8")
-    return {**os.environ, BASE_URL: launched.base_url, LAUNCH_FILE: str(file)}
+def _told(engine: Engine, launched: Launched) -> str:
+    """What a load client has to know of a launch, as JSON."""
+    spec: dict[str, Any] = {
+        name: str(value) if isinstance(value, Path) else value for name, value in asdict(launched.spec).items()
+    }
+    return json.dumps({"engine": engine.name, "base_url": launched.base_url, "spec": spec, "log": str(launched.log),
+                       "work": str(launched.work)}, indent=1) + "\n"  # fmt: skip
 
 
 def _client(child: spawn.Child, command: Sequence[str], env: dict[str, str], log: Path) -> int:

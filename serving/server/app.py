@@ -25,6 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from serving.lifeline import resident_bytes
 from serving.server.completions import BadRequest, Completion, Limits, Writer, parse
 from serving.server.link import Link, Stream
 
@@ -70,6 +71,7 @@ class _Service:
     async def server_info(self, request: Request) -> Response:
         self._ready()
         info = await self.link.ask()
+        info["resident_bytes"]["http"] = resident_bytes()
         return JSONResponse({**info, "model": self.model, "open_requests": self.link.open_requests})
 
     async def completions(self, request: Request) -> Response:

@@ -17,7 +17,7 @@ from typing import Any
 
 from moegate.errors import MoegateError, UsageError
 from moegate.exits import Exit
-from serving.lifeline import die_with_parent
+from serving.lifeline import die_with_parent, resident_bytes
 from serving.server.channel import Channel, Message
 from serving.server.settings import Settings
 
@@ -102,6 +102,7 @@ class Worker:
             "interpreter": caps.interpreter,
             "batch_sizes": {str(m): n for m, n in sorted(self.batcher.sizes.items())},
             "peak_memory_bytes": self.live.peak_memory(),
+            "resident_bytes": {"worker": resident_bytes()},
             "settings": asdict(self.settings),
             "dtype": str(self.batcher.decoder.weights.embed.dtype).removeprefix("torch."),
             "vocab": self.spec.vocab,

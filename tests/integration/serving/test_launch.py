@@ -225,3 +225,27 @@ def test_a_server_that_dies_ends_the_launch(tmp_path: Path, until: Callable) -> 
     assert process.returncode == 3
     assert "the worker has ended" in said
     until(lambda: not servers(marker), 10)
+
+
+def test_two_resident_servers_take_load_in_turn(tmp_path: Path, until: Callable, serving: Callable) -> None:
+    """What `residency: both` needs: servers that stay up, announced by a file, and loads that alternate."""
+    argv = [sys.executable, "-P", "-m", "serving", "launch", f"--model={MODEL}", "--configs=none"]
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    processes = [subprocess.Popen([*argv, f"--announce={file}"], stdout=subprocess.PIPE, text=True) for file in files]
+    try:
+        until(lambda: all(file.is_file() for file in files))
+        digests = set()
+        for turn, arm in enumerate((0, 1, 1, 0)):
+            out = tmp_path / f"{turn}.json"
+            command = bench(out, requests=2, output=4)[1:]
+            done = serving(*command, f"--launch={files[arm]}", "--max-lag=1000")
+            assert done.returncode == 0, done.stderr
+            digests.add(launch_of(out).detail["requests_sha256"])
+        assert len(digests) == 1
+        gone = serving(*bench(tmp_path / "x.json")[1:], f"--launch={tmp_path / 'none.json'}")
+        assert gone.returncode == 2
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+    assert [process.communicate(timeout=20)[0].startswith("http://127.0.0.1:") for process in processes] == [True, True]
+    assert [process.returncode for process in processes] == [143, 143]
