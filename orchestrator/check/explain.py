@@ -17,7 +17,7 @@ from moegate.dispatch.reach import reachability
 from moegate.errors import UsageError
 from moegate.families import Layout, load_layout
 from moegate.paths import config_root
-from orchestrator.check.trees import find_folders
+from orchestrator.check.trees import moe_folder
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,7 @@ def _root(text: str | None, engine: Engine) -> Path | None:
         return None
     if text is None:
         return config_root()
-    folders = find_folders(Path(text))
-    versioned = [folder.path for folder in folders if not folder.flat]
-    flat = [folder.path for folder in folders if folder.flat]
-    return (versioned or flat)[0] if engine != "vllm" else (flat or versioned)[0]
+    return moe_folder(Path(text), engine)
 
 
 def _projection(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,12 +12,12 @@ from moegate.configs import parse_directory, parse_version
 from moegate.configs.engines import EngineLookup, engine_of
 from moegate.configs.values import Engine
 from moegate.errors import UsageError
-from moegate.families import FAMILIES
+from moegate.families import FAMILIES, Family
 from moegate.paths import config_root
 from moegate.records.findings import CheckResult, Finding
 from orchestrator.check.base import Base, open_base
 from orchestrator.check.compare import compare_folders
-from orchestrator.check.coverage import Ask, Cell, compare_cells, cover
+from orchestrator.check.coverage import Ask, Cell, Model, compare_cells, cover
 from orchestrator.check.dispatching import accepted_changes, lock_findings, source_findings
 from orchestrator.check.files import FileFacts, check_file, shown_path
 from orchestrator.check.gains import Gain, read_gains
@@ -25,7 +25,7 @@ from orchestrator.check.kernel import kernel_hash
 from orchestrator.check.models import model_drift, read_models, table_drift
 from orchestrator.check.rules import RULES, finding, texts
 from orchestrator.check.targets import target_findings
-from orchestrator.check.trees import ConfigFolder, entries, find_folders
+from orchestrator.check.trees import ConfigFolder, entries, find_folders, moe_folder
 from orchestrator.check.upgrade import upgrade_findings
 from orchestrator.check.whole import directory_finding, duplicate_findings, pair_findings, provenance_findings
 
@@ -85,9 +85,10 @@ def run_check(options: Options) -> CheckResult:
         if options.base is not None:
             wanted = [*roots, *options.models, *([lock] if lock else []), *_table_file(options)]
             base = stack.enter_context(open_base(options.base, wanted, state.start))
+        models = _models(state, base)
         cells: tuple[Cell, ...] = ()
         for root in roots:
-            cells += _check_root(root, state, base)
+            cells += _check_root(root, models, state, base)
         accepted: tuple[dict[str, Any], ...] = ()
         if lock is not None:
             state.findings += lock_findings(lock, state.shown)
@@ -123,7 +124,7 @@ def _table_file(options: Options) -> list[Path]:
     return [parent / _TABLE for parent in [top, *top.parents][:4] if (parent / _TABLE).is_file()][:1]
 
 
-def _check_root(root: Path, state: _State, base: Base | None) -> tuple[Cell, ...]:
+def _check_root(root: Path, models: list[Model], state: _State, base: Base | None) -> tuple[Cell, ...]:
     folders = find_folders(root)
     facts, found, files = _apply(folders, state.engine, state.shown)
     state.files += files
@@ -134,14 +135,16 @@ def _check_root(root: Path, state: _State, base: Base | None) -> tuple[Cell, ...
     before = None if base is None else base.locate(root)
     changed = facts
     if before is not None:
+        pairs = _pair_folders(root, folders, before)
         if state.options.only_new:
-            found = _without_old(found, root, before, state)
-        found += _compare_root(root, folders, before, facts, state)
+            found = _without_old(found, pairs, state)
+        for old, new in pairs:
+            found += compare_folders(new, old, facts, state.engine, state.shown, state.options.triton)
         changed = [fact for fact in facts if _differs(fact.entry.path, root, before)]
     state.findings += found
     if state.options.targets:
         state.findings += target_findings(changed, state.options.targets, state.shown)
-    return _coverage(folders, facts, gains, state, base)
+    return _coverage(root, facts, gains, models, state, before)
 
 
 def _apply(
@@ -163,10 +166,16 @@ def _apply(
     return facts, found, len(facts)
 
 
-def _without_old(found: list[Finding], root: Path, before: Path, state: _State) -> list[Finding]:
-    """The findings that the base does not have: same rule, same file, same words."""
-    _, old, _ = _apply(find_folders(before), state.engine, lambda path: state.shown(root / path.relative_to(before)))
-    known = {(item.rule, item.file, item.message) for item in old}
+def _without_old(found: list[Finding], pairs: list[tuple[ConfigFolder, ConfigFolder]], state: _State) -> list[Finding]:
+    """The findings that the base does not have: same rule, same file (wherever its folder is now), same words."""
+    places = {old.path: new.path for old, new in pairs}
+
+    def shown(path: Path) -> str:
+        folder = next(folder for folder in path.parents if folder in places)
+        return state.shown(places[folder] / path.relative_to(folder))
+
+    _, before, _ = _apply([old for old, _ in pairs], state.engine, shown)
+    known = {(item.rule, item.file, item.message) for item in before}
     return [item for item in found if (item.rule, item.file, item.message) not in known]
 
 
@@ -175,57 +184,40 @@ def _differs(path: Path, root: Path, before: Path) -> bool:
     return not other.is_file() or other.read_bytes() != path.read_bytes()
 
 
-def _compare_root(
-    root: Path, folders: tuple[ConfigFolder, ...], before: Path, facts: list[FileFacts], state: _State
-) -> Iterator[Finding]:
-    """Every folder that the base has against its counterpart, which may be gone."""
+def _pair_folders(
+    root: Path, folders: tuple[ConfigFolder, ...], before: Path
+) -> list[tuple[ConfigFolder, ConfigFolder]]:
+    """Every folder that the base has with its counterpart, which may have moved or be gone."""
     olds = find_folders(before)
     news = {folder.path.relative_to(root): folder for folder in folders}
+    spare = [folder for place, folder in news.items() if place not in {old.path.relative_to(before) for old in olds}]
+    pairs: list[tuple[ConfigFolder, ConfigFolder]] = []
     for old in olds:
         place = old.path.relative_to(before)
-        new = news.get(place, ConfigFolder(root / place, old.flat))
-        if len(olds) == len(folders) == 1:
-            new = folders[0]
-        yield from compare_folders(new, old, facts, state.engine, state.shown, state.options.triton)
+        pairs.append((old, news.get(place) or _moved_to(old, spare) or ConfigFolder(root / place, old.flat)))
+    return pairs
 
 
-def _coverage(
-    folders: tuple[ConfigFolder, ...], facts: list[FileFacts], gains: tuple[Gain, ...], state: _State, base: Base | None
-) -> tuple[Cell, ...]:
-    options = state.options
-    table = FAMILIES
-    if base is not None:
-        table = _family_table(state, base)
-    if not options.models:
-        return ()
-    models, broken = read_models(list(options.models), state.shown)
+def _moved_to(old: ConfigFolder, spare: list[ConfigFolder]) -> ConfigFolder | None:
+    """The folder that holds most of an old folder's files by name, at least half of them."""
+    names = {(entry.directory, entry.name) for entry in entries(old)}
+    shared = [(len(names & {(entry.directory, entry.name) for entry in entries(new)}), new) for new in spare]
+    count, best = max(shared, key=lambda pair: pair[0], default=(0, None))
+    return best if 2 * count >= len(names) else None
+
+
+def _models(state: _State, base: Base | None) -> list[Model]:
+    """The layouts of all models; what is wrong with them, or differs from the base, becomes findings."""
+    table = FAMILIES if base is None else _family_table(state, base)
+    models, broken = read_models(list(state.options.models), state.shown)
     state.findings += broken
     if base is not None:
-        state.findings += model_drift(list(options.models), base, table, state.shown)
-    folder = folders[0]
-    devices = options.devices or tuple(sorted({f.parsed.key.device_name for f in facts if f.parsed} - {""}))
-    ask = Ask(devices, options.triton or _newest(folder), options.engine, options.tps, options.eps, options.dtypes,
-              options.backend)  # fmt: skip
-    try:
-        cells = cover(folder.path, models, ask, gains)
-    except UsageError as error:
-        state.findings.append(_damaged(error, state.shown(folder.path)))
-        return ()
-    before = None if base is None else base.locate(folder.path)
-    if before is not None:
-        old_folder = find_folders(before)[0]
-        try:
-            state.findings += compare_cells(cells, cover(old_folder.path, models, ask, gains), state.shown(folder.path))
-        except UsageError:
-            return cells
-    return cells
+        state.findings += model_drift(list(state.options.models), base, table, state.shown)
+    return models
 
 
-def _damaged(error: UsageError, shown: str) -> Finding:
-    return finding("bad-value", error.file or shown, error.line or 1, error.message, fix=error.fix)
-
-
-def _family_table(state: _State, base: Base) -> Any:
+def _family_table(state: _State, base: Base) -> tuple[Family, ...]:
+    """The base's family table; rows that differ become findings."""
     for head in _table_file(state.options):
         before = base.locate(head)
         if before is not None and before.is_file():
@@ -235,9 +227,31 @@ def _family_table(state: _State, base: Base) -> Any:
     return FAMILIES
 
 
-def _newest(folder: ConfigFolder) -> str:
-    names: Iterable[str] = (entry.directory for entry in entries(folder))
-    versions = [version for name in names if (version := parse_directory(name)) is not None]
+def _coverage(
+    root: Path, facts: list[FileFacts], gains: tuple[Gain, ...], models: list[Model], state: _State, before: Path | None
+) -> tuple[Cell, ...]:
+    """Every combination that the options ask for, and what it lost against the base."""
+    options = state.options
+    if not models:
+        return ()
+    folder = moe_folder(root, options.engine)
+    devices = options.devices or tuple(sorted({f.parsed.key.device_name for f in facts if f.parsed} - {""}))
+    points = (options.tps, options.eps, options.dtypes, options.backend)
+    ask = Ask(devices, options.triton or _newest(folder), options.engine, *points)
+    try:
+        cells = cover(folder, models, ask, gains)
+        if before is not None:
+            old = cover(moe_folder(before, options.engine), models, ask, gains)
+            state.findings += compare_cells(cells, old, state.shown(folder))
+    except UsageError as error:
+        shown = state.shown(Path(error.file)) if error.file else state.shown(folder)
+        state.findings.append(finding("bad-value", shown, error.line or 1, error.message, fix=error.fix))
+        return ()
+    return cells
+
+
+def _newest(folder: Path) -> str:
+    versions = [version for item in folder.iterdir() if (version := parse_directory(item.name)) is not None]
     return str(max(versions)) if versions else "0.0.0"
 
 

@@ -49,6 +49,21 @@ def find_folders(root: Path) -> tuple[ConfigFolder, ...]:
     return tuple(_search(root, 0)) or (ConfigFolder(root, True),)
 
 
+def moe_folder(root: Path, engine: str) -> Path:
+    """The folder that the engine's fused-MoE lookup would be pointed at: with Triton directories, flat for vLLM.
+
+    Raises:
+        UsageError: `root` is no folder.
+    """
+    folders = find_folders(root)
+    fit = [folder for folder in folders if folder.flat == (engine == "vllm") and _has_experts(folder)]
+    return (fit or [folder for folder in folders if _has_experts(folder)] or list(folders))[0].path
+
+
+def _has_experts(folder: ConfigFolder) -> bool:
+    return not folder.flat or any(entry.name.startswith("E=") for entry in entries(folder))
+
+
 def entries(folder: ConfigFolder) -> Iterator[Entry]:
     """What the rules look at in `folder`, sorted: config files, and directories whose names look like mistakes."""
     if folder.flat:

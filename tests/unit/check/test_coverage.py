@@ -135,3 +135,11 @@ def test_a_damaged_sidecar_is_a_finding(repo: Any) -> None:
     path.with_name(sidecar_name(path.name)).write_text('{"origin": "guessed"}')
     result = run_check(Options(configs=(repo.configs,), start=repo.root))
     assert [item.rule for item in result.findings] == ["stale-provenance"]
+
+
+def test_a_repository_is_covered_from_its_moe_folder(sglang_wheel: Path) -> None:
+    model = Path(__file__).resolve().parents[3] / "examples" / "models" / "deepseek-ocr-2"
+    devices = ("Intel(R)_Arc(TM)_Pro_B60_Graphics", "NVIDIA_H200")
+    options = Options(configs=(sglang_wheel,), engine="sglang", models=(model,), devices=devices, backend="triton")
+    found = {row["device"]: row["result"] for row in run_check(options).coverage}
+    assert found == {"Intel(R)_Arc(TM)_Pro_B60_Graphics": "exact", "NVIDIA_H200": "default"}

@@ -278,3 +278,17 @@ def test_a_whole_folder_that_is_gone(repo: Repo) -> None:
     lost = errors(result, "coverage-lost")
     assert len(lost) == 4
     assert all(item.file.startswith("other/configs/triton_3_8_0/") for item in lost)
+
+
+def test_a_folder_that_moved_is_compared_where_it_is_now(repo: Repo) -> None:
+    old, new = repo.root / "other" / "configs", repo.root / "elsewhere" / "deep" / "configs"
+    shutil.copytree(repo.configs, old)
+    repo.git("add", "-A")
+    repo.git("commit", "-qm", "two folders")
+    new.parent.mkdir(parents=True)
+    old.rename(new)
+    options = Options(configs=(repo.root,), engine="sglang", base="git:main", start=repo.root)
+    assert not errors(run_check(options), "coverage-lost")
+    next(new.rglob("*fp8*.json")).unlink()
+    [lost] = errors(run_check(options), "coverage-lost")
+    assert lost.file.startswith("elsewhere/deep/configs/")
