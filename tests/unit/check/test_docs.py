@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from moegate.configs.engines import ENGINES
+from moegate.devices import DEVICES
 from moegate.dispatch import PLATFORM_NAMES, Capabilities, Problem, select
 from moegate.families import FAMILIES
 from orchestrator.check.rules import RULES
@@ -29,6 +30,9 @@ def test_every_family_engine_and_platform_is_listed() -> None:
     text = page("explain")
     for family in FAMILIES:
         assert f"| `{family.architecture}` | {' or '.join(family.experts)}" in text
+    for device in DEVICES:
+        for alias in device.aliases:
+            assert f"| `{device.name}` | `{alias.name}` | {alias.relation} | {alias.source} |" in text
     for engine in ENGINES.values():
         assert f"| `{engine.name}` | {engine.version} |" in text
     assert " ".join(PLATFORM_NAMES) in page("dispatch")
