@@ -63,6 +63,11 @@ class CompilePool:
         """Processor seconds spent compiling."""
         return sum(self._times)
 
+    @property
+    def slowest(self) -> float:
+        """Seconds of the slowest compile that succeeded."""
+        return max(self._times, default=0.0)
+
     def binaries(self) -> int:
         """Distinct binaries that came out."""
         done = [c.facts["hash"] for c in self._state.values() if c is not None and c.facts is not None]

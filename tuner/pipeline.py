@@ -99,7 +99,7 @@ def tune(options: TuneOptions) -> TuneResult:
             runner = Journaled(live, journal, setting.digest)
             live.strikes.update(runner.blocked())
             setting.note(journal)
-            progress = Progress(2 * len(options.batch_sizes), quiet=options.quiet)
+            progress = Progress(5 * len(options.batch_sizes), quiet=options.quiet)
             finals = Finals(spec, options.problem, setting.live_options, journal, setting.digest)
             finals.warm()
             findings = strategy(options.strategy).tune(setting.task(progress, clock), runner)
@@ -124,6 +124,8 @@ def tune(options: TuneOptions) -> TuneResult:
             "reused": runner.reused,
             "compiled": live.pool.count if live.pool is not None else 0,
             "binaries": live.pool.binaries() if live.pool is not None else 0,
+            "compile_cpu_s": round(live.pool.seconds) if live.pool is not None else 0,
+            "slowest_compile_ms": round(live.pool.slowest * 1e3) if live.pool is not None else 0,
             "compiled_late": live.compiled_late,
             "child_starts": live.worker.starts,
         }

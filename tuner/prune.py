@@ -13,7 +13,7 @@ __all__ = ["RULES", "Rule", "rejected"]
 _TENSOR_MEMORY_COLUMNS = 512
 _THREADS = 1024
 # Small spills are measured like anything else, for they have won before; a kernel that lives in memory is not.
-_SPILL_BYTES = 512
+_SPILL_BYTES = 2048
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,9 @@ class ChildSpec:
         passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED)}
         env = spawn.child_env({**passed, **self.env})
         env.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+        # Many compilers side by side, each with a thread per core, mostly wait for each other. All children have it,
+        # because it may be part of the compiler's cache key.
+        env.setdefault("MLIR_DISABLE_MULTITHREADING", "1")
         extra = env.get("PYTHONPATH")
         env["PYTHONPATH"] = os.pathsep.join([str(code_roots(self.folder)), *([extra] if extra else [])])
         return env

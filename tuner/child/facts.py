@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import re
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 __all__ = ["compile_facts", "stub_driver"]
@@ -89,9 +94,27 @@ def compile_facts(kernel: str, launch: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _spills(built: Any) -> int | None:
-    text = built.asm.get("amdgcn") if hasattr(built, "asm") else None
+    """Bytes of scratch memory per thread: from AMD's assembly, or from the stack frame that NVIDIA's tool reports."""
+    text = built.asm.get("amdgcn")
     if isinstance(text, str):
-        for line in text.splitlines():
-            if "ScratchSize:" in line:
-                return int(line.rsplit(":", 1)[1].strip() or 0)
-    return None
+        found = re.search(r"ScratchSize:\s*(\d+)", text)
+        return int(found[1]) if found else None
+    cubin = built.asm.get("cubin")
+    tool = _cuobjdump()
+    if not isinstance(cubin, bytes) or tool is None:
+        return None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, timeout=30)
+    found = re.search(r"STACK:(\d+)", done.stdout)
+    return int(found[1]) if found else None
+
+
+@functools.cache
+def _cuobjdump() -> str | None:
+    """The tool that Triton's package carries."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    return str(tool) if tool.is_file() else None

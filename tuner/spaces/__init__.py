@@ -11,7 +11,7 @@ from typing import Literal
 from moegate.errors import UsageError
 from tuner.config import Config, Scalar
 from tuner.problem import Problem
-from tuner.spaces.constraints import CONSTRAINTS
+from tuner.spaces.constraints import CONSTRAINTS, REFINED_WHEN
 
 __all__ = ["Axis", "Space", "space_for"]
 
@@ -111,10 +111,15 @@ class Space:
                     if self.allows(moved, problem):
                         yield moved
 
-    def refinements(self, config: Config) -> Iterator[Config]:
-        """The same config at every other value of the refined axes."""
-        for values in itertools.product(*(axis.values for axis in self.refined)):
-            refined = config.with_(**dict(zip((axis.name for axis in self.refined), values, strict=True)))
+    def refinements(self, config: Config, problem: Problem, size: int, everywhere: bool = False) -> Iterator[Config]:
+        """The same config at every other value of the refined axes that can matter at this batch size (or of all)."""
+        axes = [
+            axis
+            for axis in self.refined
+            if everywhere or axis.name not in REFINED_WHEN or REFINED_WHEN[axis.name](config, problem, size)
+        ]
+        for values in itertools.product(*(axis.values for axis in axes)):
+            refined = config.with_(**dict(zip((axis.name for axis in axes), values, strict=True)))
             if refined != config:
                 yield refined
 

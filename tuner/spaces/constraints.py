@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tuner.config import Config
 from tuner.problem import Problem
 
-__all__ = ["CONSTRAINTS", "Constraint"]
+__all__ = ["CONSTRAINTS", "REFINED_WHEN", "Constraint"]
 
 
 @dataclass(frozen=True)
@@ -57,3 +57,11 @@ CONSTRAINTS: dict[str, Constraint] = {
         Constraint("tile-within-weight", _tile_within_weight, "a tile wider than the weight multiplies only padding"),
     )
 }
+
+
+def _rows_share_weights(config: Config, problem: Problem, size: int) -> bool:
+    return size * problem.topk > problem.E * config.block_m
+
+
+REFINED_WHEN: dict[str, Callable[[Config, Problem, int], bool]] = {"GROUP_SIZE_M": _rows_share_weights}
+"""When a refined axis can matter: GROUP_SIZE_M lets blocks of rows share an expert's weights, where it has several."""

@@ -159,6 +159,10 @@ class Arena:
         """Median of all samples, or None."""
         return self._median.get((projection, config))
 
+    def times(self, projection: Projection) -> list[tuple[Config, float]]:
+        """Every config of one projection with its time, in the order they were first measured."""
+        return [(config, time) for (name, config), time in self._median.items() if name == projection]
+
     def seen(self, projection: Projection, config: Config) -> bool:
         """Whether this config was tried here, successfully or not."""
         at = (projection, config)

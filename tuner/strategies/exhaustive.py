@@ -11,11 +11,22 @@ __all__ = ["Exhaustive"]
 
 
 class Exhaustive:
-    """Racing whose first rung is the whole space."""
+    """Racing whose first rung is the whole space; `tma` limits descriptor loads to the best few (0: all)."""
 
     name = "exhaustive"
 
+    def __init__(self, tma: int = 0) -> None:
+        self.tma = tma
+
     def tune(self, task: Task, runner: Runner) -> Findings:
         """Tune every batch size over the whole space."""
-        whole = replace(task.effort, portfolio=None, neighbours=0, moves=0, probes=0, tma=len(task.candidates()))
+        whole = replace(
+            task.effort,
+            portfolio=None,
+            follow=None,
+            neighbours=0,
+            moves=0,
+            probes=0,
+            tma=self.tma or len(task.candidates()),
+        )
         return Racing().tune(replace(task, effort=whole, prior=None), runner)

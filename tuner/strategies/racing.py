@@ -1,18 +1,21 @@
-"""Racing by successive halving, batch size after batch size, ascending.
+"""Racing by successive halving, in waves over all batch sizes.
 
-Each batch size starts from the default config, the prior's portfolio and the best of its neighbour; a rung measures
-all that is left a little better and keeps fewer. Descriptor loads (USE_TMA) and the refined axes are tried on the
-best only. Without a prior the first batch size starts from a spread of the space and climbs by one-step moves, and
-each next one from its neighbour: replayed on recorded sweeps, walking up this way beats setting out from anchors.
+First wave, batch sizes ascending: the default config, the prior's portfolio and the best of the neighbour below, on the
+first projection; then on the others the tiles that did best there. Second wave: descriptor loads (USE_TMA), one-step
+moves around the best and the best of both neighbours. Third wave: the refined axes and a better look at the best few.
+A wave's configs are known before its first measurement, so that whoever compiles them ahead is never waited for long.
+
+Without a prior the first batch size starts from a spread of the space and climbs by one-step moves, and each next one
+from its neighbour: replayed on recorded sweeps, walking up this way beats setting out from anchors.
 """
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tuner.config import Config
-from tuner.prior import grid_distance
 from tuner.problem import Projection
 from tuner.strategies.base import Arena, Choice, Findings, Outcome, Request, Runner, Task, Unit, choose
 
@@ -21,7 +24,9 @@ __all__ = ["Racing"]
 _RUNG = {"tma": 10, "moves": 20, "refine": 40, "probe": 60}
 _CLIMBERS = 3
 _SPREAD = 20
-_LIKELY = 6
+_GROUP = 8
+
+Wanted = dict[Projection, list[Config]]
 
 
 class Racing:
@@ -31,117 +36,169 @@ class Racing:
 
     def tune(self, task: Task, runner: Runner) -> Findings:
         """Tune every batch size; stops between batch sizes when the task's deadline says so."""
-        arenas: dict[int, Arena] = {}
-        choices: dict[int, Choice] = {}
+        races = {size: _Race(task, runner, size) for size in sorted(task.batch_sizes)}
+        runner.prepare([unit for race in races.values() for unit in race.units(race.first())])
+        waves: list[Callable[[_Race], None]] = [
+            lambda race: race.lead(races),
+            lambda race: race.follow(),
+            lambda race: race.vary(races),
+            lambda race: race.settle(),
+        ]
         complete = True
-        self._prepare(task, runner)
-        for size in sorted(task.batch_sizes):
-            if choices and task.deadline():
-                complete = False
-                break
-            race = _Race(task, runner, size, arenas)
-            race.run()
-            arenas[size] = race.arena
+        for number, wave in enumerate(waves):
+            if number:
+                runner.prepare([unit for race in races.values() for unit in race.units(race.ahead(number, races))])
+            for race in races.values():
+                if number and task.deadline():
+                    complete = False
+                    break
+                wave(race)
+                task.report(("led", "followed", "varied", "settled")[number], race.size, race.arena)
+        choices: dict[int, Choice] = {}
+        for size, race in races.items():
             choice = choose(race.arena, task.effort.finals)
             if choice is not None:
                 choices[size] = choice
-            task.report("raced", size, race.arena)
-        return Findings(choices, arenas, complete)
-
-    def _prepare(self, task: Task, runner: Runner) -> None:
-        """Let whoever compiles begin: what every batch size starts from, then what its best are likely tried as."""
-        units: dict[Unit, None] = {}
-        likely: dict[Unit, None] = {}
-        for size in sorted(task.batch_sizes):
-            starters = _Race(task, runner, size, {}).starters()
-            for projection, configs in starters.items():
-                units.update(dict.fromkeys(Unit(size, projection, config) for config in configs))
-                for config in configs[: _LIKELY if task.effort.portfolio is not None else len(configs)]:
-                    if task.space.has_tma and task.effort.tma:
-                        likely[Unit(size, projection, config.with_(USE_TMA=True))] = None
-        runner.prepare([*units, *likely])
+        return Findings(choices, {size: race.arena for size, race in races.items()}, complete)
 
 
 class _Race:
     """One batch size."""
 
-    def __init__(self, task: Task, runner: Runner, size: int, known: dict[int, Arena]) -> None:
-        self.task, self.runner, self.size, self.known = task, runner, size, known
+    def __init__(self, task: Task, runner: Runner, size: int) -> None:
+        self.task, self.runner, self.size = task, runner, size
         self.arena = Arena(size, task.projections)
-        self.effort = task.effort
+        self.effort, self.space, self.problem = task.effort, task.space, task.problem
         self.random = random.Random(f"{task.seed} {size}")  # noqa: S311
 
-    def run(self) -> None:
-        """All stages in order."""
-        self._measure(self.starters(), 0, self.effort.reps[0])
+    def units(self, wanted: Wanted) -> list[Unit]:
+        """As units of this batch size."""
+        return [Unit(self.size, projection, config) for projection, configs in wanted.items() for config in configs]
+
+    def first(self) -> Wanted:
+        """What the first projection starts from, as far as it is known before anything is measured."""
+        configs = self.starters({})
+        return dict.fromkeys(self.task.projections[: 1 if self.effort.follow is not None else None], configs)
+
+    def ahead(self, wave: int, races: dict[int, _Race]) -> Wanted:
+        """What a wave is going to ask for."""
+        if wave == 1:
+            return self._followers()
+        if wave == 2:
+            return _merge(self._descriptors(), self._moves(1), self._both_neighbours(races))
+        return self._refinements()
+
+    def lead(self, races: dict[int, _Race]) -> None:
+        """First wave: the first projection (all of them where nothing is followed), and the climb without a prior."""
+        count = 1 if self.effort.follow is not None else len(self.task.projections)
+        configs = self.starters(races)
+        self._measure(dict.fromkeys(self.task.projections[:count], configs), 0, self.effort.reps[0])
         if self.task.prior is None and self.effort.portfolio is not None:
-            self._climb(rounds=max(2, self.effort.moves * 2), climbers=_CLIMBERS)
-        self._descriptors()
-        for rung, keep in enumerate(self.effort.keep, start=1):
-            self._measure(self._leaders(keep), rung, self.effort.reps[rung])
-        self._climb(rounds=self.effort.moves, climbers=1)
-        self._refine()
+            self._climb(max(2, self.effort.moves * 2), _CLIMBERS)
+
+    def follow(self) -> None:
+        """The other projections, on the tiles that led."""
+        self._measure(self._followers(), 0, self.effort.reps[0])
+
+    def vary(self, races: dict[int, _Race]) -> None:
+        """Second wave."""
+        self._measure(self._both_neighbours(races), 0, self.effort.reps[0])
+        self._measure(self._descriptors(), _RUNG["tma"], self.effort.reps[0])
+        self._climb(self.effort.moves, 1)
         self._probe()
 
-    def starters(self) -> dict[Projection, list[Config]]:
-        """The first candidates, the same tiles for every projection."""
-        space, problem = self.task.space, self.task.problem
-        default = space.complete(self.task.default(self.size))
-        found: list[Config] = [self.task.default(self.size)] if default is None else [default]
+    def settle(self) -> None:
+        """Third wave."""
+        self._measure(self._refinements(), _RUNG["refine"], self.effort.reps[0])
+        for rung, keep in enumerate(self.effort.keep, start=1):
+            self._measure(self._leaders(keep), rung, self.effort.reps[rung], again=True)
+
+    def starters(self, races: dict[int, _Race]) -> list[Config]:
+        """The default, what the neighbour below liked, and the portfolio or the whole space."""
+        default = self.task.default(self.size)
+        found: list[Config] = [self.space.complete(default) or default]
         if self.effort.portfolio is None:
             found += self.task.candidates()
         else:
-            found += self._from_neighbours()
-            found += self._from_prior(self.effort.portfolio)
+            found += self._liked(races, -1)
+            found += self._from_prior(self.effort.portfolio, bool(races))
         found += list(self.task.seeds)
-        allowed = [config for config in dict.fromkeys(found) if config == found[0] or space.allows(config, problem)]
-        return {projection: list(allowed) for projection in self.task.projections}
+        allowed = [config for config in dict.fromkeys(found) if self.space.allows(config, self.problem)]
+        return list(dict.fromkeys([found[0], *allowed]))
 
-    def _from_prior(self, limit: int) -> list[Config]:
-        problem, space = self.task.problem, self.task.space
+    def _from_prior(self, limit: int, walking: bool) -> list[Config]:
         if self.task.prior is None:
-            return self._spread() if not self.known else []
-        ranked = self.task.prior.ranked(problem.file_dtype, problem.block_shape, self.size, limit=4 * limit)
-        own = [
-            config for tile in ranked if (config := space.complete(tile)) is not None and space.allows(config, problem)
-        ]
-        return list(dict.fromkeys(own))[:limit]
+            return self._spread() if not walking or self.size == min(self.task.batch_sizes) else []
+        ranked = self.task.prior.ranked(self.problem.file_dtype, self.problem.block_shape, self.size, limit=4 * limit)
+        own = [self.space.complete(tile) for tile in ranked]
+        return list(dict.fromkeys(c for c in own if c is not None and self.space.allows(c, self.problem)))[:limit]
 
     def _spread(self) -> list[Config]:
         """A start where nothing is known: every BLOCK_SIZE_M and N at middling other values, deterministically."""
-        configs = self.task.candidates()
         tiles: dict[tuple[int, int], list[Config]] = {}
-        for config in configs:
+        for config in self.task.candidates():
             tiles.setdefault((config.block_m, config.integer("BLOCK_SIZE_N")), []).append(config)
         return [group[len(group) // 2] for _, group in sorted(tiles.items())][:_SPREAD]
 
-    def _from_neighbours(self) -> list[Config]:
-        """The best of the batch sizes already tuned on either side (both sides when the prior is missing)."""
-        below = [size for size in self.known if size < self.size]
-        above = [size for size in self.known if size > self.size]
-        near = ([max(below)] if below else []) + ([min(above)] if above else [])
-        near.sort(key=lambda size: grid_distance(size, self.size))
+    def _liked(self, races: dict[int, _Race], side: int) -> list[Config]:
+        """Best tiles of the nearest batch size on one side (-1 below, 1 above) that was measured."""
+        sizes = [size for size in races if (size - self.size) * side > 0 and races[size].arena.samples]
+        if not sizes:
+            return []
+        near = races[min(sizes, key=lambda size: abs(size - self.size))].arena
+        count = self.effort.neighbours * (1 if self.task.prior is not None else 3)
         found: list[Config] = []
-        for size in near:
-            for projection in self.task.projections:
-                ranked = [config.without("USE_TMA") for _, config in self.known[size].ranked(projection)]
-                base = [self._at_base(config) for config in ranked]
-                found += list(dict.fromkeys(base))[: self.effort.neighbours * (1 if self.task.prior else 2)]
+        for projection in self.task.projections:
+            times = sorted((time, config) for config, time in near.times(projection))
+            found += list(dict.fromkeys(self._base(config) for _, config in times))[:count]
         return found
 
-    def _at_base(self, config: Config) -> Config:
-        """The config with refined axes back at their first value, so that it is recognised as the same tile."""
-        return config.with_(**{axis.name: axis.values[0] for axis in self.task.space.refined})
+    def _base(self, config: Config) -> Config:
+        """The bare tile: no descriptors, refined axes at their first value."""
+        return config.without("USE_TMA").with_(**{axis.name: axis.values[0] for axis in self.space.refined})
+
+    def _both_neighbours(self, races: dict[int, _Race]) -> Wanted:
+        if self.effort.portfolio is None:
+            return {}
+        liked = dict.fromkeys([*self._liked(races, -1), *self._liked(races, 1)])
+        configs = [config for config in liked if self.space.allows(config, self.problem)]
+        return {p: [c for c in configs if not self.arena.seen(p, c)] for p in self.task.projections}
+
+    def _followers(self) -> Wanted:
+        """For every further projection: the default and the tiles that did best on the first."""
+        limit = self.effort.follow
+        if limit is None:
+            return {}
+        first, *others = self.task.projections
+        default = self.task.default(self.size)
+        best = [config for _, config in sorted((time, config) for config, time in self.arena.times(first))][:limit]
+        configs = list(dict.fromkeys([self.space.complete(default) or default, *best]))
+        return {projection: list(configs) for projection in others}
+
+    def _descriptors(self) -> Wanted:
+        if not self.space.has_tma or not self.effort.tma:
+            return {}
+        leaders = self._leaders(self.effort.tma)
+        return {p: [c.with_(USE_TMA=True) for c in configs if not c.tma] for p, configs in leaders.items()}
+
+    def _moves(self, climbers: int) -> Wanted:
+        if not self.effort.moves and self.task.prior is not None:
+            return {}
+        moved: Wanted = {}
+        for projection in self.arena.projections:
+            leaders = [config for _, config in self.arena.ranked(projection)[:climbers]]
+            steps = [step for leader in leaders for step in self.space.moves(leader, self.problem)]
+            moved[projection] = [step for step in dict.fromkeys(steps) if not self.arena.seen(projection, step)]
+        return moved
 
     def _climb(self, rounds: int, climbers: int) -> None:
         """One-step moves around the best few, as long as they find something better."""
         for turn in range(rounds):
             before = self.arena.joint()
-            moved: dict[Projection, list[Config]] = {}
-            for projection in self.arena.projections:
-                leaders = [config for _, config in self.arena.ranked(projection)[:climbers]]
-                steps = [step for leader in leaders for step in self.task.space.moves(leader, self.task.problem)]
-                moved[projection] = [step for step in dict.fromkeys(steps) if not self.arena.seen(projection, step)]
+            if before is None:
+                self._measure(self._followers(), 0, self.effort.reps[0])
+                before = self.arena.joint()
+            moved = self._moves(climbers)
             if not any(moved.values()):
                 return
             self._measure(moved, _RUNG["moves"] + turn, self.effort.reps[0])
@@ -149,26 +206,16 @@ class _Race:
             if before is not None and after is not None and after[0] >= before[0]:
                 return
 
-    def _descriptors(self) -> None:
-        """USE_TMA on the best few of each projection."""
-        if not self.task.space.has_tma or not self.effort.tma:
-            return
-        wanted = {
-            projection: [config.with_(USE_TMA=True) for config in self._leaders(self.effort.tma)[projection]]
-            for projection in self.arena.projections
+    def _refinements(self) -> Wanted:
+        if not self.space.refined or not self.effort.refine:
+            return {}
+        refine = functools.partial(
+            self.space.refinements, problem=self.problem, size=self.size, everywhere=self.effort.refine_all
+        )
+        return {
+            p: [other for config in configs for other in refine(config)]
+            for p, configs in self._leaders(self.effort.refine).items()
         }
-        self._measure(wanted, _RUNG["tma"], self.effort.reps[0])
-
-    def _refine(self) -> None:
-        """Every value of the refined axes on the best few."""
-        if not self.task.space.refined or not self.effort.refine:
-            return
-        leaders = self._leaders(self.effort.refine)
-        wanted = {
-            projection: [other for config in leaders[projection] for other in self.task.space.refinements(config)]
-            for projection in self.arena.projections
-        }
-        self._measure(wanted, _RUNG["refine"], self.effort.reps[min(1, len(self.effort.reps) - 1)])
 
     def _probe(self) -> None:
         """A few random configs; one that wins shows that the prior does not know this device, and widens the search."""
@@ -180,45 +227,30 @@ class _Race:
         self._measure(dict.fromkeys(self.arena.projections, picks), _RUNG["probe"], self.effort.reps[0])
         after = self.arena.joint()
         if before is not None and after is not None and after[0] < 0.99 * before[0]:
-            self._climb(rounds=4, climbers=_CLIMBERS)
+            self._climb(4, _CLIMBERS)
 
-    def _leaders(self, count: int) -> dict[Projection, list[Config]]:
+    def _leaders(self, count: int) -> Wanted:
         return {p: [config for _, config in self.arena.ranked(p)[:count]] for p in self.arena.projections}
 
-    def _measure(self, wanted: dict[Projection, list[Config]], rung: int, reps: int) -> None:
-        """Measure, skipping what was already tried at this stage; repeats of a rung above 0 add samples."""
-        repeated = 0 < rung < _RUNG["tma"]
-        self.runner.prepare(
-            [Unit(self.size, p, config) for p in self.arena.projections for config in wanted.get(p, ())]
-        )
+    def _measure(self, wanted: Wanted, rung: int, reps: int, *, again: bool = False) -> None:
+        """Measure what was not tried yet, or (`again`) add samples to what was."""
+        self.runner.prepare(self.units(wanted))
         for projection in self.arena.projections:
-            requests = self._requests(projection, wanted.get(projection, ()), rung, reps, repeated=repeated)
-            if requests:
-                self.arena.add(self._run(requests))
+            configs = [c for c in wanted.get(projection, ()) if again or not self.arena.seen(projection, c)]
+            for start in range(0, len(configs), _GROUP):
+                # In small groups, so that the bar for giving up early follows the incumbent.
+                best = min((time for time, _ in self.arena.best_in(projection).values()), default=None)
+                bar = None if best is None else best * self.effort.abort
+                units = [Unit(self.size, projection, config) for config in configs[start : start + _GROUP]]
+                self.arena.add(self._run([Request(unit, rung, reps, bar) for unit in units]))
 
-    def _requests(self, projection: Projection, configs: Iterable[Config], rung: int, reps: int, *,
-                  repeated: bool) -> list[Request]:  # fmt: skip
-        best = min((time for time, _ in self.arena.best_in(projection).values()), default=None)
-        abort = None if best is None else best * self.effort.abort
-        return [
-            Request(Unit(self.size, projection, config), rung, reps, abort)
-            for config in configs
-            if repeated or not self.arena.seen(projection, config)
-        ]
+    def _run(self, requests: list[Request]) -> Iterable[Outcome]:
+        return self.runner.measure(requests)
 
-    def _run(self, requests: list[Request]) -> list[Outcome]:
-        """In small groups, so that the bar for giving up early follows the incumbent."""
-        outcomes: list[Outcome] = []
-        best: float | None = None
-        for start in range(0, len(requests), 8):
-            group = requests[start : start + 8]
-            if best is not None:
-                bar = best * self.effort.abort
-                group = [
-                    Request(r.unit, r.rung, r.reps, bar if r.abort_us is None else min(bar, r.abort_us)) for r in group
-                ]
-            done = self.runner.measure(group)
-            outcomes += done
-            times = [outcome.median_us for outcome in done if outcome.median_us is not None]
-            best = min([*times, *([best] if best is not None else [])], default=None)
-        return outcomes
+
+def _merge(*parts: Wanted) -> Wanted:
+    merged: Wanted = {}
+    for part in parts:
+        for projection, configs in part.items():
+            merged[projection] = list(dict.fromkeys([*merged.get(projection, []), *configs]))
+    return merged

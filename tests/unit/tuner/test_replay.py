@@ -36,10 +36,10 @@ def test_the_recording_is_whole(sweep: Recorded) -> None:
 @pytest.mark.parametrize(
     ("effort", "exclude", "mean", "worst", "most"),
     [
-        ("quick", (), 0.0005, 0.002, 540),
-        ("full", (), 0.0005, 0.002, 820),
-        ("quick", (HOPPER,), 0.002, 0.01, 540),
-        ("full", (HOPPER,), 0.002, 0.01, 820),
+        ("quick", (), 0.002, 0.02, 420),
+        ("full", (), 0.0005, 0.002, 760),
+        ("quick", (HOPPER,), 0.003, 0.02, 420),
+        ("full", (HOPPER,), 0.0005, 0.002, 760),
     ],
 )
 def test_racing_with_a_prior(

@@ -65,10 +65,12 @@ def test_complete_fills_and_refuses() -> None:
     assert space.complete(tile.with_(USE_TMA=True)) == full.with_(USE_TMA=True)
 
 
-def test_refinements_visit_every_value_but_its_own() -> None:
+def test_refinements_visit_every_value_but_its_own_where_rows_share_weights() -> None:
     space = space_for("fused_experts", "nvidia")
     config = space.configs(BF16)[0]
-    assert [other["GROUP_SIZE_M"] for other in space.refinements(config)] == [16, 32, 64]
+    assert [other["GROUP_SIZE_M"] for other in space.refinements(config, BF16, 4096)] == [16, 32, 64]
+    assert list(space.refinements(config, BF16, 1)) == []
+    assert len(list(space.refinements(config, BF16, 1, everywhere=True))) == 3
 
 
 def test_config_is_the_same_whatever_the_order_it_was_written_in() -> None:
@@ -81,5 +83,6 @@ def test_config_is_the_same_whatever_the_order_it_was_written_in() -> None:
 
 def test_spelling_is_unique_over_a_space() -> None:
     space = space_for("fused_experts", "intel")
-    spelled = [other.spell() for config in space.configs(BF16)[:50] for other in [config, *space.refinements(config)]]
+    configs = [other for c in space.configs(BF16)[:50] for other in (c, *space.refinements(c, BF16, 1))]
+    spelled = [config.spell() for config in configs]
     assert len(set(spelled)) == len(spelled)
