@@ -271,7 +271,8 @@ def _unpermute(home: torch.Tensor, sent: Dispatched, layout: EpLayout, scale: fl
     tokens, entries = sent.place.shape
     out = torch.empty(tokens, layout.hidden, dtype=layout.activations, device=home.device)
     if tokens:
-        block = min(1024, next_power_of_2(layout.hidden))
+        # One program per row up to 2048 columns: at 64 MiB all of them are resident at once, and none waits for a slot.
+        block = min(2048, next_power_of_2(layout.hidden))
         _k.unpermute[(tokens, cdiv(layout.hidden, block))](
             home, out, sent.place, sent.token_weights, layout.hidden, layout.hidden, out.stride(0),
             1.0 if scale is None else float(scale), ENTRIES=entries, WEIGHTED=layout.mode == "deterministic",
