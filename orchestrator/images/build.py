@@ -26,7 +26,7 @@ _CLIENT_ENV = ("DOCKER_", "ACTIONS_CACHE_", "ACTIONS_RUNTIME_", "ACTIONS_RESULTS
 # What an image is made of, asked of the image itself. Each part may be absent in an image that is not ours.
 _PROBE = (
     "echo '#python'; python3 --version 2>&1; echo '#packages'; "
-    "(/opt/moegate/bin/python -m pip freeze || python3 -m pip freeze) 2>/dev/null; "
+    "(/opt/moegate/bin/python -m pip list --format=freeze || python3 -m pip list --format=freeze) 2>/dev/null; "
     "echo '#system'; dpkg-query -W -f '${Package} ${Version}\\n' 2>/dev/null || true"
 )
 

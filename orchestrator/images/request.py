@@ -90,7 +90,7 @@ class BuildRequest:
 class BuiltImage:
     """An image that is there. `id` is the config digest, which is what a cell's key holds.
 
-    `repo_digest` is empty for images that were never pushed or pulled. `packages` is `pip freeze`, `system` the sha256
+    `repo_digest` is empty for images that were never pushed or pulled. `packages` is `name==version`, `system` the sha256
     of the list of system packages with their versions.
     """
 

@@ -1,0 +1,87 @@
+"""One cell of every kind in a container of the CPU image, through the whole control plane."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.images import BuiltImage
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).resolve().parents[3]
+MATRIX = """\
+schema: 1
+name: containers
+images: {cpu: {dockerfile: dockerfiles/cpu.Dockerfile}}
+pools: {cpu: {image: cpu, device: cpu, isolation: docker, ray: none, slots: 1}}
+models: {tiny: {config: examples/models/tiny-moe, dtype: float32}}
+arms: {untuned: {configs: none}, tuned: {configs: tuned}}
+defaults: {pools: [cpu], models: [tiny], timeout: 3m}
+cells:
+  - {kind: check}
+  - {kind: kernel-test, ops: [fused_experts], dtypes: [float32]}
+  - {kind: tune, effort: quick, batch_sizes: [2]}
+  - {kind: kernel-bench, batch_sizes: [2]}
+  - kind: serve
+    moe_runner_backend: [triton]
+    load: {requests: 2, concurrency: 2, input: 4, output: 4, seed: 1}
+compare: {baseline: untuned, candidate: tuned, expect: no_regression, screen: 2, confirm: 2, futility: none}
+gate: {metric: {serve: output_throughput}, margin: 1%}
+"""
+
+
+@pytest.fixture(scope="module")
+def run(cpu_image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("containers")
+    matrix = ROOT / "matrices" / f".containers-{os.getpid()}.yaml"
+    matrix.write_text(MATRIX)
+    try:
+        argv = [sys.executable, "-P", "-m", "orchestrator", "run", str(matrix), "--out", str(folder / "run")]
+        # Locks of its own: no timing is claimed here, so another run on this host need not be waited for.
+        env = {**os.environ, "MOEGATE_LOCK_DIR": str(folder / "locks")}
+        done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=560, check=False)
+    finally:
+        matrix.unlink()
+    # The gate may say anything of two pairs; that every cell ran is what is asked here.
+    assert done.returncode in (0, 1, 4), done.stdout + done.stderr
+    return folder / "run"
+
+
+def plan(run: Path) -> list[dict[str, Any]]:
+    cells: list[dict[str, Any]] = json.loads((run / "plan.json").read_text())["cells"]
+    return cells
+
+
+def results(run: Path, cell: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted((run / "cells" / cell).glob("attempt-*/result.json"))]
+
+
+def test_every_kind_ran(run: Path) -> None:
+    kinds = {cell["kind"]: results(run, cell["id"]) for cell in plan(run)}
+    assert sorted(kinds) == ["check", "kernel-bench", "kernel-test", "serve", "tune"]
+    for kind, found in kinds.items():
+        assert found, kind
+        assert all(result["status"] == "ok" and any(result["work"].values()) for result in found), kind
+
+
+def test_what_ran_in_a_container_says_so(run: Path, cpu_image: BuiltImage) -> None:
+    for cell in plan(run):
+        for result in results(run, cell["id"]):
+            if cell["kind"] == "check":  # on the host, by design
+                continue
+            text = json.dumps(result)
+            assert cpu_image.id in text, cell["kind"]
+            assert cpu_image.python.split()[1] in text, cell["kind"]
+
+
+def test_nothing_is_left(run: Path, client: Any) -> None:
+    names = {json.loads((run / "plan.json").read_text())["name"]}
+    left = client.containers.list(all=True, filters={"label": "moegate.run"})
+    assert [c.labels for c in left if c.labels["moegate.run"].split("-")[0] in names] == []
