@@ -90,8 +90,8 @@ class BuildRequest:
 class BuiltImage:
     """An image that is there. `id` is the config digest, which is what a cell's key holds.
 
-    `repo_digest` is empty for images that were never pushed or pulled. `packages` is `name==version`, `system` the sha256
-    of the list of system packages with their versions.
+    `repo_digest` is empty for images that were never pushed or pulled. `packages` are Python's, as `name==version`;
+    `system` is the sha256 of the list of system packages with their versions.
     """
 
     name: str
