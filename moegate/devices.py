@@ -83,7 +83,7 @@ _H200_FAMILY = "vllm-project/vllm#23642: one set of fused-MoE configs for every 
 _OAM = "ROCm/vllm#304 and #359: the same part is reported with and without the OAM suffix"
 _RADEON = "sgl-project/sglang#3418 and #3492: tuned on an MI300X that called itself AMD Radeon Graphics"
 _MI308 = "vllm-project/vllm#27623: one MI308X, three names, depending on the image"
-_H20_3E = "sgl-project/sglang#4028 and #6835: an H20 with 141 GB; five pairs of sglang 0.5.23 are the same for both"
+_H20_3E = "sgl-project/sglang#4028 and #6835: an H20 with 141 GB; four pairs of sglang 0.5.23 are the same for both"
 _BMG_ID = "intel/torch-xpu-ops#2990 (device id 0xE211), intel/compute-runtime#590: drivers without the brand string"
 
 

@@ -238,7 +238,13 @@ def _one_per_line(found: list[Finding]) -> list[Finding]:
 
 
 def shown_path(path: Path, start: Path) -> str:
-    """`path` as findings print it: relative to `start` where it lies inside, with forward slashes."""
+    """`path` as findings print it: relative to `start` where it lies inside it, and harmless on a terminal."""
     absolute = os.path.abspath(path)  # noqa: PTH100 - links must stay visible
     inside = os.path.relpath(absolute, start)
-    return (absolute if inside.startswith("..") else inside).replace(os.sep, "/")
+    text = (absolute if inside.startswith("..") else inside).replace(os.sep, "/")
+    return plain(os.fsencode(text).decode("utf-8", "backslashreplace"))
+
+
+def plain(text: str) -> str:
+    """`text` with control characters and lone surrogates written out, so that no name can steer a terminal or a log."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -8,6 +8,7 @@ from typing import Any
 
 from moegate.records import Case, DeviceIdentity, Measurement, to_json
 from moegate.records.findings import CheckResult, Finding
+from orchestrator.check.files import plain
 from orchestrator.check.rules import BY_ID, RULES
 
 _COLOURS: Mapping[str, str] = {"error": "\x1b[31;1m", "warning": "\x1b[33m", "note": "\x1b[36m"}
@@ -43,7 +44,7 @@ def as_text(result: CheckResult, *, colour: bool = False, limit: int = 0) -> str
         fixes = {item.fix for item in items}
         for item in shown:
             fix = f" {dim}fix: {item.fix}{off}" if len(fixes) > 1 else ""
-            lines.append(f"  {item.file}:{item.line}: {item.message}{fix}")
+            lines.append(f"  {item.file}:{item.line}: {plain(item.message)}{fix}")
         if len(items) > len(shown):
             lines.append(f"  and {len(items) - len(shown)} more")
         if len(fixes) == 1:
@@ -88,7 +89,7 @@ def as_annotations(result: CheckResult) -> str:
     """GitHub workflow commands, one per finding, so that they show beside the changed lines."""
     return "".join(
         f"::{_GITHUB[item.severity]} file={_property(item.file)},line={item.line},title={_property(item.rule)}::"
-        f"{_data(f'{item.message} (fix: {item.fix})')}\n"
+        f"{_data(plain(f'{item.message} (fix: {item.fix})'))}\n"
         for item in result.findings
     )
 

@@ -147,6 +147,22 @@ def test_dispatch_extract_is_red_on_the_shadowing_line(repo: Any) -> None:
         assert found["findings"][0]["file"] == "engine/sglang/srt/layers/quantization/fp8_utils.py"
 
 
+def test_hostile_file_names_reach_no_terminal(repo: Any) -> None:
+    folder = os.fsencode(repo.configs / "triton_3_8_0")
+    for name in (b"E=1\x1b[31m,N=1.json", b"E=2,N=2\n::error::x.json", b"E=3,\xff\xfe.json"):
+        with open(folder + b"/" + name, "wb") as stream:  # noqa: PTH123 - bytes that are no text
+            stream.write(b"{}")
+    done = orchestrator("check", "--configs", repo.configs, "--github", cwd=repo.root)
+    assert done.returncode == 1
+    assert "\x1b" not in done.stdout
+    assert "\n::error::x" not in done.stdout
+    assert "Traceback" not in done.stderr
+    assert (
+        document(orchestrator("check", "--configs", repo.configs, "--json", cwd=repo.root))["counts"]["unparsable-name"]
+        == 3
+    )
+
+
 def test_the_commands_load_nothing_heavy() -> None:
     code = (
         "import sys, orchestrator.commands.check, orchestrator.commands.explain, orchestrator.commands.dispatch\n"
