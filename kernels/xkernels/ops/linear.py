@@ -15,6 +15,8 @@ from xkernels.ops.prepared import Descriptors, can_describe
 from xkernels.ops.quant import per_token_group_quant_fp8, per_token_group_quant_fp8_reference, scaled_fp8_quant
 from xkernels.ops.scheme import BLOCK_K, block_shape
 
+_SCALED_MM_ROWS = 16  # torch's block recipes refuse other numbers of rows (seen on an H200 for 1 and 17)
+
 Layout = Literal["row_major", "scaled_mm"]
 
 
@@ -123,13 +125,19 @@ def _block_scaled_mm(x: Any, s: Any, p: PreparedLinear, dtype: torch.dtype, conf
     assert p.block is not None
     from torch.nn.functional import ScalingType, scaled_mm  # torch before 2.11 has neither
 
+    rows = x.shape[0]
+    if rows % _SCALED_MM_ROWS:
+        fill = _SCALED_MM_ROWS - rows % _SCALED_MM_ROWS
+        x = torch.cat([x, x.new_zeros(fill, x.shape[1])])
+        s = None if s is None else torch.cat([s, s.new_ones(fill, s.shape[1])])
     x, s = _quantized(x, s, p, column_major=True)
     if s.stride(0) != 1 or s.stride(1) != max(1, s.shape[0]):
         s = s.t().contiguous().t()
     recipe, scale = ScalingType.BlockWise1x128, p.scale
     if p.block[0] != 1:
         recipe, scale = ScalingType.BlockWise128x128, p.scale.t()
-    return scaled_mm(x, p.weight.t(), s, ScalingType.BlockWise1x128, scale, recipe, output_dtype=dtype)
+    out = scaled_mm(x, p.weight.t(), s, ScalingType.BlockWise1x128, scale, recipe, output_dtype=dtype)
+    return out[:rows]
 
 
 def _dequantized(x: torch.Tensor, s: torch.Tensor | None, p: PreparedLinear) -> tuple[torch.Tensor, torch.Tensor]:

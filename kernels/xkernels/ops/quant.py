@@ -79,14 +79,15 @@ def per_token_group_quant_fp8_reference(
     v = x.reshape(rows, k // group, group).float()
     scale = v.abs().amax(-1).clamp(min=eps) / top if rows else v.new_zeros(0, k // group)
     if ue8m0:
-        scale = torch.exp2(torch.ceil(torch.log2(scale)))
+        mantissa, exponent = torch.frexp(scale)  # exact, which a logarithm is not
+        scale = torch.ldexp(torch.ones_like(scale), exponent - (mantissa == 0.5).int())
     q = (v / scale[..., None]).clamp(-top, top).to(dtype).view(x.shape)
     packed = ue8m0 and column_major and tma_aligned
     s = _scales(x, k // group, rows, column_major, tma_aligned, packed)
     if packed:
         exponents = torch.zeros(rows, s.shape[1] * 4, dtype=torch.int64, device=x.device)
-        exponents[:, : k // group] = (torch.log2(scale).round() + 127).long()
-        words = exponents.view(rows, -1, 4)
+        exponents[:, : k // group] = (torch.frexp(scale).exponent + 126).long()
+        words = exponents.unflatten(1, (-1, 4))
         shifts = torch.tensor([1, 1 << 8, 1 << 16, 1 << 24], device=x.device)
         s.copy_((words * shifts).sum(-1))
         return q, s

@@ -14,7 +14,7 @@ FP8_EPS = tl.constexpr(1e-10)  # smallest absolute maximum: keeps the scale of a
 def quant_rows(x, dtype: tl.constexpr):
     """FP8 values and one float32 scale per row of a float32 tile: x = values * scale."""
     LIMIT: tl.constexpr = 224.0 if dtype == tl.float8e4b8 else 448.0  # of fnuz half, as `quant.FP8_MAX` says
-    scale = tl.maximum(tl.max(tl.abs(x), 1), FP8_EPS) / LIMIT
+    scale = tl.div_rn(tl.maximum(tl.max(tl.abs(x), 1), FP8_EPS), LIMIT)
     q = tl.minimum(tl.maximum(x / scale[:, None], -LIMIT), LIMIT)
     return narrow(q, dtype), scale
 
@@ -49,7 +49,7 @@ def group_quant(x, q, scales, limit, rows, groups, eps, stride_xm, stride_qm, st
     cols = group[:, None] * GROUP + ks[None, :]
     v = tl.load(x + row[:, None] * stride_xm + cols, mask=mask, other=0.0).to(tl.float32)
     LIMIT: tl.constexpr = 224.0 if q.dtype.element_ty == tl.float8e4b8 else 448.0
-    scale = tl.maximum(tl.max(tl.abs(v), 1), eps) / LIMIT
+    scale = tl.div_rn(tl.maximum(tl.max(tl.abs(v), 1), eps), LIMIT)
     if MODE == "packed":
         scale, exponent = _power_of_two(scale)
         at = scales + ((group // 4) * stride_sg + row * stride_sm) * 4 + group % 4
@@ -76,7 +76,7 @@ def row_quant(x, q, scales, limit, rows, cols, eps, stride_xm, stride_qm, BLOCK:
         v = tl.load(x + row * stride_xm + start + at, mask=start + at < cols, other=0.0).to(tl.float32)
         peak = tl.maximum(peak, tl.abs(v))
     LIMIT: tl.constexpr = 224.0 if q.dtype.element_ty == tl.float8e4b8 else 448.0
-    scale = tl.maximum(tl.max(peak, 0), eps) / LIMIT
+    scale = tl.div_rn(tl.maximum(tl.max(peak, 0), eps), LIMIT)
     tl.store(scales + row, scale)
     for start in range(0, cols, BLOCK):
         v = tl.load(x + row * stride_xm + start + at, mask=start + at < cols, other=0.0).to(tl.float32)

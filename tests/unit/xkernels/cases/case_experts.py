@@ -16,9 +16,10 @@ from xkernels.ops.scheme import Scheme
 
 DEVICE = live().torch_device()
 FP8 = torch.float8_e4m3fn
-# Relative RMS error against the twin: rounding of operands and of the intermediate; FP8 adds flips of its last bit.
+# Relative RMS error against the twin: rounding of operands and of the intermediate. FP8: one part in 250 of bf16 rounding
+# flips the last of three mantissa bits of some intermediate values; a wrong scale or row costs 0.1 and more.
 LIMIT = {torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 5e-3}
-FP8_LIMIT = 2.5e-2
+FP8_LIMIT = 4e-2
 
 
 def config(m: int, n: int, k: int, **extra: Any) -> dict[str, Any]:
