@@ -202,7 +202,25 @@ def kind_keys(kind: CellKind | str) -> frozenset[str]:
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of matrix.yaml, for editors."""
     schema = MatrixSpec.model_json_schema(by_alias=True)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "moegate matrix", **schema}
+    axes = {axis.key for kind in KINDS.values() for axis in kind.axes} | {"arms", "required"}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **_or_one(schema, axes),
+        "title": "moegate matrix",
+    }
 
 
-__all__ += ["CellSpec", "kind_keys"]
+def _or_one(node: Any, keys: set[str]) -> Any:
+    """An axis takes a list or one value, which pydantic's own schema does not say."""
+    if isinstance(node, list):
+        return [_or_one(item, keys) for item in node]
+    if not isinstance(node, dict):
+        return node
+    out = {key: _or_one(value, keys) for key, value in node.items()}
+    for name, schema in (out.get("properties") or {}).items():
+        choices = schema.get("anyOf", [schema])
+        lists = [choice for choice in choices if choice.get("type") == "array"]
+        if name in keys and lists:
+            plain = {key: schema.pop(key) for key in ("type", "items") if key in schema}
+            schema["anyOf"] = [*([plain] if plain else choices), *(choice["items"] for choice in [plain or lists[0]])]
+    return out

@@ -17,10 +17,10 @@ from moegate.errors import PoolError
 from moegate.records import PoolSpec
 from orchestrator.pools.slots import Slot
 
-__all__ = ["RayAllocator", "resource_name", "start", "stop"]
+__all__ = ["RayAllocator", "check_offer", "resource_name", "start", "stop"]
 
 _INSTALL = "python -m pip install 'moegate[ray]', or write `ray: none` in the pool"
-_WAIT_S = 5.0
+_WAIT_S = 1  # Ray reads whole seconds
 _mutex = threading.Lock()
 
 
@@ -35,18 +35,24 @@ class RayAllocator:
     def __init__(self, spec: PoolSpec) -> None:
         self._resource = resource_name(spec.name)
         self._held: dict[int, Any] = {}
+        self._asked: dict[int, Any] = {}
 
     def take(self, slot: Slot) -> bool:
-        """Reserve one unit of the pool's resource; False where none is free within five seconds."""
-        from ray.util.placement_group import placement_group, remove_placement_group
+        """Reserve one unit of the pool's resource; False while the cluster has none free.
+
+        A request stays in Ray's queue between calls, so that whoever asked first is served first.
+        """
+        from ray.util.placement_group import placement_group, placement_group_table
 
         with _mutex:
-            group = placement_group([{self._resource: 1.0}], strategy="STRICT_PACK")
-            if not group.wait(timeout_seconds=_WAIT_S):
-                remove_placement_group(group)
-                return False
-            self._held[slot.index] = group
-            return True
+            group = self._asked.pop(slot.index, None)
+            if group is None:
+                group = placement_group([{self._resource: 1.0}], strategy="STRICT_PACK")
+                ready = bool(group.wait(timeout_seconds=_WAIT_S))
+            else:
+                ready = placement_group_table(group)["state"] == "CREATED"
+            (self._held if ready else self._asked)[slot.index] = group
+            return ready
 
     def give(self, slot: Slot) -> None:
         """Remove the slot's placement group."""
@@ -54,16 +60,17 @@ class RayAllocator:
 
     def close(self) -> None:
         """Remove what is left."""
-        for index in list(self._held):
+        for index in [*self._held, *self._asked]:
             self._remove(index)
 
     def _remove(self, index: int) -> None:
         from ray.util.placement_group import remove_placement_group
 
         with _mutex:
-            group = self._held.pop(index, None)
-            if group is not None:
-                remove_placement_group(group)
+            for groups in (self._held, self._asked):
+                group = groups.pop(index, None)
+                if group is not None:
+                    remove_placement_group(group)
 
 
 def stop() -> None:
@@ -104,13 +111,21 @@ def start(pools: Sequence[PoolSpec]) -> None:
         raise
     except Exception as error:  # Ray's start fails in as many ways as it has processes
         raise PoolError(f"Ray did not start ({address}): {type(error).__name__}: {str(error)[:300]}") from None
+    check_offer(pools, address)
+
+
+def check_offer(pools: Sequence[PoolSpec], address: str) -> None:
+    """Raise PoolError where the cluster offers fewer slots of a pool than the matrix asks for."""
+    import ray
+
     offered = ray.cluster_resources()
     for pool in pools:
-        have = int(offered.get(resource_name(pool.name), 0))
+        name = resource_name(pool.name)
+        have = int(offered.get(name, 0))
         if have < pool.slots:
             raise PoolError(
-                f"pool {pool.name} wants {pool.slots} slots, the Ray cluster at {address} offers {have} of "
-                f"{resource_name(pool.name)} (fix: start its nodes with --resources)"
+                f"pool {pool.name} wants {pool.slots} slots, the Ray cluster at {address} offers {have} of {name} "
+                f"(fix: start its nodes with --resources for {name})"
             )
 
 

@@ -1,0 +1,131 @@
+"""The command line as such: light, complete, one JSON document where it was asked for."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from moegate.journal import Journal
+from moegate.records import GatePolicy, Plan, write
+from orchestrator.cli import COMMANDS, app
+
+HEAVY = ("torch", "triton", "ray", "scipy", "numpy", "pydantic", "docker", "jinja2", "yaml")
+
+
+def orchestrator(*argv: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "orchestrator", *argv], capture_output=True, text=True, cwd=cwd, timeout=120
+    )
+
+
+def test_importing_the_command_line_loads_nothing_heavy():
+    program = f"import sys, orchestrator.cli; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_help_is_quick():
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        assert orchestrator("--help").returncode == 0
+        times.append(time.perf_counter() - began)
+    # Its own time is about 0.15 s; the rest of the limit is for a busy machine.
+    assert min(times) < 0.6, times
+
+
+def test_every_command_is_there_and_shows_an_example():
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    assert set(commands) == set(COMMANDS)
+    for name, command in commands.items():
+        leaves = getattr(command, "commands", None) or {name: command}
+        for leaf in leaves.values():
+            assert leaf.help, name
+            assert "orchestrator" in (leaf.epilog or leaf.help), f"{name} shows no example"
+
+
+def test_an_unknown_option_is_exit_2_without_a_traceback():
+    done = orchestrator("run", "--no-such-option")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_bad_isolation_is_exit_2(tmp_path):
+    done = orchestrator("run", "matrix.yaml", "--isolation=vm", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "one of auto, docker, process" in done.stderr
+
+
+def test_the_schema_is_one_json_document():
+    done = orchestrator("schema")
+    assert json.loads(done.stdout)["title"] == "moegate matrix"
+
+
+@pytest.fixture
+def empty_run(tmp_path: Path) -> Path:
+    plan = Plan("demo", "m.yaml", "0" * 64, "2027-01-01", "0", (), (), (), (), (), None, GatePolicy())
+    write(tmp_path / "plan.json", plan)
+    with Journal.open(tmp_path / "journal") as journal:
+        journal.append("run", run="ab", matrix="0" * 64, version="0", cells=0)
+        journal.append("note", text="\x1b[31mred\u202e")
+    return tmp_path
+
+
+def test_journal_show_and_verify(empty_run):
+    shown = orchestrator("journal", "show", str(empty_run))
+    assert shown.returncode == 0
+    assert "\x1b" not in shown.stdout
+    entries = json.loads(orchestrator("journal", "show", str(empty_run), "--json").stdout)
+    assert [entry["kind"] for entry in entries] == ["journal", "run", "note"]
+    assert json.loads(orchestrator("journal", "verify", str(empty_run), "--json").stdout)["intact"] is True
+    file = empty_run / "journal"
+    file.write_bytes(file.read_bytes().replace(b'"cells":0', b'"cells":9'))
+    done = orchestrator("journal", "verify", str(empty_run))
+    assert done.returncode == 2
+    assert "entry 1 is damaged" in done.stderr
+
+
+def test_status_and_cancel_of_a_run_that_nobody_holds(empty_run):
+    status = json.loads(orchestrator("status", str(empty_run), "--json").stdout)
+    assert (status["running"], status["cells"]) == (False, [])
+    done = orchestrator("cancel", str(empty_run))
+    assert (done.returncode, done.stdout.strip()) == (0, "no orchestrator is running it")
+    assert not (empty_run / "cancel").exists()
+
+
+@pytest.mark.parametrize("command", ["status", "report", "cancel"])
+def test_a_folder_that_is_no_run_is_exit_2(tmp_path, command):
+    done = orchestrator(command, str(tmp_path))
+    assert done.returncode == 2
+    assert "is not a run directory" in done.stderr
+
+
+def test_prune_removes_old_runs_and_nothing_else(tmp_path, empty_run):
+    import os
+    import shutil
+
+    runs = tmp_path / "runs"
+    for name in ("old", "new"):
+        shutil.copytree(empty_run, runs / name, ignore=shutil.ignore_patterns("runs"))
+    (runs / "foreign").mkdir()
+    os.utime(runs / "old" / "journal", (0, 0))
+    dry = json.loads(orchestrator("prune", "--runs", str(runs), "--no-docker", "--dry-run", "--json").stdout)
+    assert dry["removed"]["runs"] == [str(runs / "old")]
+    assert (runs / "old").is_dir()
+    assert orchestrator("prune", "--runs", str(runs), "--no-docker").returncode == 0
+    assert {path.name for path in runs.iterdir()} == {"new", "foreign"}
+    assert orchestrator("prune", "--older", "soon").returncode == 2
+
+
+def test_doctor_says_what_every_missing_piece_costs():
+    from orchestrator.doctor import PROBES
+
+    document = json.loads(orchestrator("doctor", "--json").stdout)
+    assert [finding["name"] for finding in document["findings"]] == [probe.name for probe in PROBES]
+    for finding in document["findings"]:
+        assert finding["present"] or (finding["cost"] and finding["fix"] and finding["detail"])

@@ -1,0 +1,201 @@
+import os
+import sys
+import textwrap
+import time
+
+import pytest
+
+from moegate.errors import PoolError
+from moegate.records import DeviceIdentity, PoolSpec
+from orchestrator.pools import discovery
+from orchestrator.pools.isolation.process import visible_device
+from orchestrator.pools.leases import Pool, open_pool
+from orchestrator.pools.slots import HostDevice, Slot
+
+
+@pytest.fixture(autouse=True)
+def own_locks(tmp_path, monkeypatch):
+    monkeypatch.setenv("MOEGATE_LOCK_DIR", str(tmp_path / "locks"))
+
+
+@pytest.fixture
+def tool(tmp_path, monkeypatch):
+    """Put a stand-in for a vendor's tool on the path."""
+
+    def write(name: str, body: str) -> None:
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        path = folder / name
+        path.write_text(f"#!{sys.executable}\n" + textwrap.dedent(body))
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    return write
+
+
+def gpu_pool(count: int, name: str = "b60") -> Pool:
+    devices = [HostDevice(DeviceIdentity("xpu", "B60", f"0000:{n:02x}:00.0"), n) for n in range(count)]
+    return Pool(PoolSpec(name, "xpu", slots=count), [Slot(name, n, d) for n, d in enumerate(devices)], None)
+
+
+def test_cpu_sets_are_disjoint_and_cover_what_is_usable():
+    usable = sorted(os.sched_getaffinity(0))
+    for slots in range(1, len(usable) + 1):
+        sets = discovery.cpu_sets(slots)
+        assert sorted(cpu for part in sets for cpu in part) == usable
+        assert max(map(len, sets)) - min(map(len, sets)) <= 1
+    with pytest.raises(PoolError, match=f"write slots: {len(usable)}"):
+        discovery.cpu_sets(len(usable) + 1)
+
+
+def test_nvidia_devices_are_named_by_uuid(tool):
+    tool("nvidia-smi", "print('1, GPU-b, NVIDIA H200, 580.1, 9.0, 143771\\n0, GPU-a, NVIDIA H200, 580.1, 9.0, 143771')")
+    found = discovery.devices("cuda", 2)
+    assert [(d.identity.identity, d.ordinal, d.identity.arch) for d in found] == [
+        ("GPU-b", 1, "sm_90"),
+        ("GPU-a", 0, "sm_90"),
+    ]
+    assert found[0].identity.memory_bytes == 143771 << 20
+
+
+def test_a_tool_that_fails_hangs_or_is_missing_is_said(tool, monkeypatch):
+    tool("nvidia-smi", "import sys; sys.exit('Failed to initialize NVML: Unknown Error')")
+    with pytest.raises(PoolError, match="Failed to initialize NVML"):
+        discovery.devices("cuda", 1)
+    tool("rocm-smi", "import time; time.sleep(60)")
+    monkeypatch.setattr(discovery, "_DEADLINE_S", 0.5)
+    with pytest.raises(PoolError, match="did not answer"):
+        discovery.devices("rocm", 1)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(PoolError, match="not installed"):
+        discovery.devices("cuda", 1)
+
+
+def test_an_intel_host_without_dpctl_is_an_error_with_the_command_that_mends_it():
+    with pytest.raises(PoolError, match=r"pip install 'moegate\[xpu\]'"):
+        discovery.devices("xpu", 1)
+
+
+def test_intel_devices_are_ordered_by_address_and_not_by_number(tmp_path, monkeypatch):
+    (tmp_path / "by-path").mkdir()
+    for address, node in (("0000:03:00.0", "renderD129"), ("0000:83:00.0", "renderD128")):
+        (tmp_path / node).touch()
+        (tmp_path / "by-path" / f"pci-{address}-render").symlink_to(tmp_path / node)
+    monkeypatch.setattr(discovery, "_DRI", tmp_path)
+    rows = '[[0, "Arc Pro B60", "1.6", "0000:83:00.0"], [1, "Arc Pro B60", "1.6", "0000:03:00.0"]]'
+    monkeypatch.setattr(discovery, "_ask", lambda *_: rows)
+    found = discovery.devices("xpu", 2)
+    assert [(d.identity.identity, d.ordinal) for d in found] == [("0000:03:00.0", 1), ("0000:83:00.0", 0)]
+    assert found[0].nodes == (str(tmp_path / "renderD129"),)
+
+
+def test_a_device_of_another_name_or_too_few_devices_is_refused(tool):
+    tool("nvidia-smi", "print('0, GPU-a, NVIDIA H100 80GB HBM3, 580.1, 9.0, 81559')")
+    with pytest.raises(PoolError, match="wants NVIDIA H200, this host has NVIDIA H100"):
+        open_pool(PoolSpec("h", "cuda", device_name="NVIDIA H200"), lambda *_: None, ())
+    with pytest.raises(PoolError, match="wants 2 devices, this host has 1"):
+        open_pool(PoolSpec("h", "cuda", slots=2), lambda *_: None, ())
+
+
+def test_two_leases_never_share_a_device_and_a_second_orchestrator_waits():
+    mine, theirs = gpu_pool(2), gpu_pool(2)
+    first, second = mine.take(), mine.take()
+    assert first
+    assert second
+    assert first.slot.device != second.slot.device
+    assert mine.take() is None
+    assert theirs.take() is None
+    assert "in use by another orchestrator" in (theirs.holder or "")
+    first.release()
+    first.release()
+    lease = theirs.take()
+    assert lease
+    assert lease.slot.device.identity == first.slot.device.identity
+
+
+def test_a_lease_can_ask_for_one_device():
+    pool = gpu_pool(3)
+    lease = pool.take("0000:02:00.0")
+    assert lease
+    assert lease.slot.index == 2
+    assert pool.take("0000:02:00.0") is None
+    assert pool.take("0000:07:00.0") is None
+
+
+def test_a_withdrawn_device_does_not_come_back():
+    pool = gpu_pool(1)
+    lease = pool.take()
+    assert lease
+    assert pool.alive()
+    pool.withdraw(lease.slot)
+    lease.release()
+    assert pool.take() is None
+    assert not pool.alive()
+
+
+def test_overlapping_cpu_sets_collide():
+    device = HostDevice(DeviceIdentity("cpu", "c", "cpu:host"))
+    spec = PoolSpec("a", "cpu")
+    whole, part = Pool(spec, [Slot("a", 0, device, (0, 1))], None), Pool(spec, [Slot("a", 0, device, (1,))], None)
+    lease = whole.take()
+    assert lease
+    assert part.take() is None
+    lease.release()
+    assert part.take()
+    assert whole.take() is None
+
+
+MASKS = {
+    "cpu": {},
+    "cuda": {"CUDA_VISIBLE_DEVICES": "ID", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+    "rocm": {"HIP_VISIBLE_DEVICES": "3"},
+    "xpu": {"ZE_AFFINITY_MASK": "3", "ZE_FLAT_DEVICE_HIERARCHY": "FLAT"},
+}
+
+
+@pytest.mark.parametrize("kind", sorted(MASKS))
+def test_a_child_sees_one_device_through_one_mask(kind):
+    slot = Slot("p", 0, HostDevice(DeviceIdentity(kind, "n", "ID"), 3))
+    assert visible_device(slot) == MASKS[kind]
+
+
+def test_a_missing_ray_names_the_fix(monkeypatch):
+    from orchestrator.pools import ray
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(PoolError, match="write `ray: none` in the pool"):
+        ray.start([PoolSpec("cpu", "cpu")])
+
+
+def eventually(take) -> bool:
+    """A placement group is removed, and a waiting one placed, a moment after the call."""
+    return any(take() or time.sleep(0.1) for _ in range(200))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_real_ray_counts_slots_for_everybody(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    from orchestrator.pools import ray
+
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    spec = PoolSpec("cpu", "cpu", slots=2)
+    device = HostDevice(DeviceIdentity("cpu", "c", "cpu:host"))
+    slots = [Slot("cpu", n, device, (n,)) for n in range(2)]
+    ray.start([spec])
+    try:
+        assert os.environ["RAY_AUTH_MODE"] == "token"
+        mine, theirs, third = (ray.RayAllocator(spec) for _ in range(3))
+        assert eventually(lambda: mine.take(slots[0]))
+        assert eventually(lambda: theirs.take(slots[1]))
+        assert not third.take(slots[1])
+        theirs.give(slots[1])
+        assert eventually(lambda: third.take(slots[1]))
+        mine.close()
+        assert eventually(lambda: theirs.take(slots[0]))
+        with pytest.raises(PoolError, match="offers 2"):
+            ray.check_offer([PoolSpec("cpu", "cpu", slots=3)], "local")
+    finally:
+        ray.stop()
+        os.environ.pop("RAY_AUTH_TOKEN", None)
