@@ -7,7 +7,7 @@ see M = T rows, which is the batch size that config files speak of.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +53,7 @@ class Decoder:
         experts: Experts,
         recorder: Recorder | None = None,
     ) -> None:
-        self.spec, self.weights, self.cache, self.experts, self.recorder = spec, weights, cache, experts, recorder
+        self.spec, self.cache, self.experts, self.recorder = spec, cache, experts, recorder
         self.device = weights.embed.device
         self.glue: Glue = TritonGlue() if experts.fused else TorchGlue()
         self.prepared: dict[int, PreparedExperts] = {
@@ -61,6 +61,7 @@ class Decoder:
             for index, layer in enumerate(weights.layers)
             if isinstance(layer.mlp, MoeWeights)
         }
+        self.weights = _without_experts(weights)
         self.cos, self.sin = _rotary(spec, cache.length, weights.embed)
 
     def prefill(self, prompts: Sequence[Prompt]) -> torch.Tensor:
@@ -151,6 +152,18 @@ class Decoder:
 
     def _ids(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+
+def _without_experts(weights: DecoderWeights) -> DecoderWeights:
+    """The same weights without the experts' matrices: those live on in the kernels' layout only."""
+
+    def strip(layer: LayerWeights) -> LayerWeights:
+        moe = layer.mlp
+        if not isinstance(moe, MoeWeights):
+            return layer
+        return replace(layer, mlp=replace(moe, w1=moe.w1.new_empty(0), w2=moe.w2.new_empty(0)))
+
+    return replace(weights, layers=tuple(strip(layer) for layer in weights.layers))
 
 
 def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

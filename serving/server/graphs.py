@@ -121,9 +121,17 @@ class GraphedDecode:
         return next((size for size in self.sizes if size >= rows), self.sizes[-1])
 
     def span(self, positions: Sequence[int]) -> int:
-        """Positions that a graph attends to: powers of two, so that there are few graphs."""
+        """Positions that a graph attends to: all of them where the attention stops at each sequence's own length, else
+        powers of two, so that there are few graphs."""
+        if self.decoder.experts.fused:
+            return self.decoder.cache.length
         need = max(positions) + 1
         return min(max(256, 1 << (need - 1).bit_length()), self.decoder.cache.length)
+
+    def capture_all(self) -> None:
+        """Capture every batch size now, largest first, so that no client waits for one."""
+        for size in reversed(self.sizes):
+            self._entry(size, self.span([0]))
 
     def _entry(self, size: int, span: int) -> _Captured:
         entry = self._captured.get((size, span))

@@ -26,6 +26,7 @@ __all__ = ["main"]
 _DTYPES = ("float32", "float16", "bfloat16")
 _SLOTS = {"cpu": 16}  # every other kind of device: 128
 _MAX_LENGTH = 4096
+_READS_HOST = frozenset({"torch", "reference"})  # backends of the experts that no device graph can hold
 
 
 class Worker:
@@ -66,6 +67,8 @@ class Worker:
             cache = KvCache(self.spec.layers, slots, length, width, dtype, where)
             decoder = Decoder(self.spec, build(self.spec, source), cache, self.experts, recorder)
             self.batcher = Batcher(decoder, settings.prefill_tokens, _decode_step(settings, decoder, self.live))
+        self.live.empty_cache()
+        self.live.reset_peak_memory()  # what loading took is no part of what serving takes
         self.load_s = time.perf_counter() - began
         self.step_s = 0.0
 
@@ -133,9 +136,15 @@ def _decode_step(settings: Settings, decoder: Any, live: Any) -> Any:
     """The decode step of `graph: full`, or None for the eager one."""
     if settings.graph == "eager":
         return None
+    resolved = decoder.experts.selection.resolved
+    if live.kind != "cpu" and resolved in _READS_HOST:
+        raise UsageError(f"{resolved} reads back to the host: it cannot be captured", field="graph", fix="eager")
     from serving.server.graphs import GraphedDecode
 
-    return GraphedDecode(decoder, live)
+    step = GraphedDecode(decoder, live)
+    if live.kind != "cpu":
+        step.capture_all()
+    return step
 
 
 def _quiet_threads(threads: int) -> None:

@@ -62,12 +62,16 @@ def make(config: dict, slots: int = 4, length: int = 48, backend: str = "torch")
     cpu = torch.device("cpu")
     cache = KvCache(spec.layers, slots, length, spec.kv_heads * spec.head_dim, torch.float32, cpu)
     experts = Experts(spec, torch.float32, CpuDevice(), backend, None)
-    return Decoder(spec, build(spec, Biased(3, torch.float32, cpu)), cache, experts)
+    weights = build(spec, Biased(3, torch.float32, cpu))
+    decoder = Decoder(spec, weights, cache, experts)
+    assert all(decoder.weights.layers[i].mlp.w1.numel() == 0 for i in spec.moe_layers), "held once, in one layout"
+    decoder.plain = weights  # type: ignore[attr-defined]
+    return decoder
 
 
 def plain_logits(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
     """All logits [T, vocab] of one sequence: no cache, no batching, one loop per token, head and expert."""
-    spec, weights = decoder.spec, decoder.weights
+    spec, weights = decoder.spec, decoder.plain  # type: ignore[attr-defined]
     x = weights.embed[tokens]
     for layer in weights.layers:
         x = x + plain_attention(spec, layer, plain_norm(x, layer.input_norm, spec.rms_eps))
@@ -215,3 +219,26 @@ def test_every_family_of_examples_is_served() -> None:
         spec = spec_from(__import__("json").loads((folder / "config.json").read_text()))
         assert spec.moe_layers
         assert spec.head_dim * spec.heads == spec.hidden
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_stays_near_float32(dtype: torch.dtype) -> None:
+    spec = spec_from(DEEPSEEK)
+    logits = []
+    for kind in (torch.float32, dtype):
+        cpu = torch.device("cpu")
+        cache = KvCache(spec.layers, 2, 32, spec.kv_heads * spec.head_dim, kind, cpu)
+
+        class Same(Random):
+            """The same numbers in both dtypes."""
+
+            def get(self, name: str, shape: tuple[int, ...], kind: torch.dtype = kind) -> torch.Tensor:
+                return super().get(name, shape).to(dtype).to(kind)
+
+        experts = Experts(spec, kind, CpuDevice(), "torch", None)
+        decoder = Decoder(spec, build(spec, Same(3, torch.float32, cpu)), cache, experts)
+        with torch.inference_mode():
+            decoder.prefill([Prompt([4, 5, 6, 7], 0), Prompt([9, 8], 1)])
+            logits.append(decoder.decode(torch.tensor([1, 2]), torch.tensor([4, 2]), torch.tensor([0, 1]), 32))
+    error = (logits[1] - logits[0]).square().mean().sqrt() / logits[0].square().mean().sqrt()
+    assert 0 < error < 0.05
