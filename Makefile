@@ -19,6 +19,7 @@ $(STAMP): pyproject.toml constraints/cpu.txt scripts/venv.sh
 	@scripts/venv.sh $(STAMP)
 
 venv: $(STAMP)  ## build .venv (Python, CPU torch and Triton, this project)
+	@:
 
 run: venv  ## run $(MATRIX): tune, measure, gate; the last lines give the verdict and the report (RUN= adds options)
 	@if [ -d wheelhouse/third-party ]; then scripts/wheelhouse.sh; fi  # keeps the image's copy of us in step

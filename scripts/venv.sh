@@ -42,7 +42,14 @@ fi
 
 pip=(.venv/bin/python -m pip --disable-pip-version-check)
 echo "installing into .venv (a minute or two the first time)"
+log=.venv/install.log
 # shellcheck disable=SC2046  # options and their values are words
-"${pip[@]}" install -qq --no-input --no-deps $(torch_options "${pip[@]}") "$torch_pin"
-"${pip[@]}" install -qq --no-input --constraint constraints/cpu.txt --editable '.[cpu,ray,dev]'
+if ! {
+    "${pip[@]}" install --no-input --no-deps $(torch_options "${pip[@]}") "$torch_pin" &&
+        "${pip[@]}" install --no-input --constraint constraints/cpu.txt --editable '.[cpu,ray,dev]'
+} >"$log" 2>&1; then
+    tail -n 30 "$log" >&2
+    echo "venv: the installation failed; all of its output is in $log" >&2
+    exit 1
+fi
 touch "$stamp"

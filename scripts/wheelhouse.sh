@@ -17,13 +17,15 @@ extras=cpu
 
 own=$(mktemp -d)
 trap 'rm -rf "$own"' EXIT
+# Quiet while it works; all of it where it does not.
 pip() { "$python" -m pip --disable-pip-version-check "$@"; }
+quietly() { "$@" >"$own/log" 2>&1 || { tail -n 30 "$own/log" >&2; echo "wheelhouse: failed" >&2; exit 1; }; }
 
 # The same sources give the same wheel, and so the same image tag: file times are fixed.
 SOURCE_DATE_EPOCH=1735689600
 export SOURCE_DATE_EPOCH
 rm -rf build  # an earlier build's folder would smuggle deleted modules into the wheel
-pip wheel -qq --no-deps --wheel-dir "$own" .
+quietly pip wheel --no-deps --wheel-dir "$own" .
 rm -rf build
 
 key=$(cat constraints/cpu.txt scripts/wheelhouse.sh <(sed -n '/^dependencies/,/^\]/p;/optional-dependencies/,/^$/p' pyproject.toml) \
@@ -40,9 +42,9 @@ if [ "$(cat wheelhouse/.third-party 2>/dev/null)" != "$key" ]; then
     fi
     echo "downloading the wheels of the CPU image into wheelhouse/ (about 500 MB)"
     # shellcheck disable=SC2046  # options and their values are words
-    pip download -qq --no-input --no-deps $(torch_options pip) "${options[@]}" \
+    quietly pip download --no-input --no-deps $(torch_options pip) "${options[@]}" \
         --dest wheelhouse/third-party.new "$torch_pin"
-    pip download -qq --no-input "${options[@]}" --constraint constraints/cpu.txt \
+    quietly pip download --no-input "${options[@]}" --constraint constraints/cpu.txt \
         --find-links wheelhouse/third-party.new --dest wheelhouse/third-party.new "$(echo "$own"/moegate-*.whl)[$extras]"
     rm -f wheelhouse/third-party.new/moegate-*.whl
     rm -rf wheelhouse/third-party

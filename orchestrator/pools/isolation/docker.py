@@ -68,6 +68,7 @@ def container_options(spec: LaunchSpec, image_id: str, *, cdi: bool = False) -> 
     memory = spec.memory_bytes or _memory_limit()
     kind = spec.slot.device.identity.kind
     mounts = [(str(path), True) for path in spec.reads]
+    mounts += [(str(path), True) for path in _sources(env)]
     mounts += [(path, True) for path in device["mounts"] if Path(path).exists()]
     mounts += [(str(path), False) for path in (spec.workdir, *spec.writes)]
     return {
@@ -104,6 +105,12 @@ def container_options(spec: LaunchSpec, image_id: str, *, cdi: bool = False) -> 
             f"{daemon.LABEL}.owner": f"{platform.node()}:{os.getpid()}",
         },
     }
+
+
+def _sources(env: Mapping[str, str]) -> list[Path]:
+    """The source trees of an arm with a `source`: what its PYTHONPATH names, outermost folders only."""
+    paths = [Path(item) for item in env.get("PYTHONPATH", "").split(":") if item.startswith("/")]
+    return [path for path in paths if not any(parent in paths for parent in path.parents)]
 
 
 def shell_command(options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -63,14 +63,14 @@ def project(tmp_path: Path, cpu_image: BuiltImage) -> Iterator[Path]:
     shutil.rmtree(context)
 
 
-def build(root: Path, spec: ImageSpec) -> BuiltImage:
-    image = ensure([spec], root, root / "logs", version="0", builder=ClassicBuilder(), timeout_s=300)[spec.name]
+def build(root: Path, spec: ImageSpec, logs: Path) -> BuiltImage:
+    image = ensure([spec], root, logs, version="0", builder=ClassicBuilder(), timeout_s=300)[spec.name]
     assert not isinstance(image, BuildFailure), f"{image.reason}\n{image.tail}"
     return image
 
 
 def test_the_engine_keeps_its_torch_and_never_sees_us(client: Any, project: Path) -> None:
-    image = build(project, ImageSpec("test-engine", dockerfile="dockerfiles/engine.Dockerfile"))
+    image = build(project, ImageSpec("test-engine", dockerfile="dockerfiles/engine.Dockerfile"), project / "logs")
 
     def python(home: str, code: str) -> str:
         argv = [f"/opt/{home}/bin/python", "-P", "-c", code]
@@ -88,12 +88,14 @@ def test_the_engine_keeps_its_torch_and_never_sees_us(client: Any, project: Path
 
 
 @pytest.mark.parametrize("vendor", ["cuda", "rocm", "xpu"])
-def test_the_stage_that_needs_no_vendor_base_builds(client: Any, cpu_image: BuiltImage, vendor: str) -> None:
+def test_the_stage_that_needs_no_vendor_base_builds(
+    client: Any, cpu_image: BuiltImage, vendor: str, tmp_path: Path
+) -> None:
     spec = ImageSpec(
         f"test-{vendor}",
         dockerfile=f"dockerfiles/{vendor}.Dockerfile",
         target="own",
         args={"TOOLS_BASE": "moegate-base:bookworm"},
     )
-    image = build(ROOT, spec)
+    image = build(ROOT, spec, tmp_path)
     client.images.remove(image.tag, force=True)

@@ -128,6 +128,12 @@ def test_confinement_is_the_same_for_every_launch(tmp_path: Path) -> None:
     assert (labels["moegate.run"], labels["moegate.cell"], labels["moegate.attempt"]) == ("run-1", "cell-1", "2")
 
 
+def test_an_arms_own_source_is_mounted_once_and_read_only(tmp_path: Path) -> None:
+    env = {"PYTHONPATH": "/runs/sources/abc:/runs/sources/abc/kernels"}
+    options = container_options(launch("cpu", tmp_path, env=env), "sha256:0")
+    assert options["mounts"] == {"/runs/sources/abc": True, str(tmp_path): False}
+
+
 def test_the_command_to_reproduce_says_what_was_done(tmp_path: Path) -> None:
     spec = launch("cuda", tmp_path, reads=(Path("/models/tiny"),))
     command = shell_command(container_options(spec, "sha256:0123456789abcdef"))
