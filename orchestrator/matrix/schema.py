@@ -202,6 +202,8 @@ def kind_keys(kind: CellKind | str) -> frozenset[str]:
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of matrix.yaml, for editors."""
     schema = MatrixSpec.model_json_schema(by_alias=True)
+    for kind in KINDS.values():
+        schema["$defs"][kind.spec.__name__]["required"] = ["kind"]  # the rest may stand in `defaults`
     axes = {axis.key for kind in KINDS.values() for axis in kind.axes} | {"arms", "required"}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

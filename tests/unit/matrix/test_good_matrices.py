@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -150,6 +151,13 @@ def test_the_schema_knows_every_key_of_every_kind():
         assert set(definition["properties"]) == set(kind.spec.model_fields)
         assert definition["additionalProperties"] is False
     assert set(schema["properties"]) >= {"schema", "name", "pools", "models", "arms", "cells", "compare", "gate"}
+
+
+def test_the_shipped_matrices_follow_the_schema_that_editors_get():
+    jsonschema = pytest.importorskip("jsonschema", reason="comes with the ray extra")
+    validator = jsonschema.Draft202012Validator(json_schema())
+    for path in (ROOT / "matrix.yaml", *(ROOT / "matrices").glob("*.yaml")):
+        assert not [error.message for error in validator.iter_errors(yaml.safe_load(path.read_text()))], path
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

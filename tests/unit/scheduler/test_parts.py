@@ -1,0 +1,157 @@
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from moegate.journal import Journal, read
+from moegate.records import DeviceIdentity, GatePolicy, Launch, Plan, PlannedCell, Samples
+from orchestrator.pools.isolation import LaunchResult
+from orchestrator.scheduler import keys
+from orchestrator.scheduler.classify import ending, last_line, tail
+from orchestrator.scheduler.ratios import log_ratio, log_ratios
+from orchestrator.scheduler.state import outcomes, read_cells
+
+CPU = DeviceIdentity("cpu", "c", "cpu:host")
+
+
+def launch(arm: str, value: float, pair: int = 0, order: int = 0, better: str = "higher", **more) -> Launch:
+    samples = (Samples("speed", "x", better, (value,), primary=True), Samples("other", "x", "lower", (1 / value,)))
+    return Launch(CPU, "t", 0.0, samples, arm=arm, pair=pair, order=order, **more)
+
+
+def test_a_log_ratio_is_positive_where_the_candidate_is_better():
+    pair = [launch("b", 2.0, order=1), launch("a", 1.0)]
+    assert log_ratio(pair, ("a", "b"), None) == pytest.approx(math.log(2))
+    assert log_ratio(pair, ("b", "a"), None) == pytest.approx(-math.log(2))
+    assert log_ratio(pair, ("a", "b"), "other") == pytest.approx(math.log(2)), "lower is better there"
+
+
+@pytest.mark.parametrize(
+    ("pair", "why"),
+    [
+        ([launch("a", 1.0)], "partner is missing"),
+        ([launch("a", 1.0), launch("a", 1.0)], "not of the two arms"),
+        ([launch("a", 1.0), launch("b", 1.0, void_reason="short")], "short"),
+        ([launch("a", 1.0, detail={"driver": "1"}), launch("b", 1.0, detail={"driver": "2"})], "driver"),
+        ([launch("a", -1.0), launch("b", 1.0)], "no positive value"),
+    ],
+)
+def test_what_is_no_pair_says_why(pair, why):
+    assert why in log_ratio(pair, ("a", "b"), None)
+    assert log_ratios(pair, ("a", "b"), None) == ()
+
+
+def test_the_ratios_here_are_those_of_the_comparison():
+    from moegate.records import Measurement
+    from orchestrator.compare.effects import metric_pairs
+    from orchestrator.compare.pairs import pair_up
+
+    launches = [
+        replace(launch(arm, 1.0 + 0.1 * n, pair=n // 2, order=n), stage="screen")
+        for n, arm in enumerate(["a", "b", "b", "a", "a", "b"])
+    ]
+    cell = PlannedCell("c", "serve", "c", {}, "", 1.0, ("a", "b"))
+    result = Measurement("serve", "ok", CPU, {}, {"n": 1}, tuple(launches))
+    found = metric_pairs(pair_up(cell, ("a", "b"), [result]).pairs, None)
+    assert found.signed() == pytest.approx(log_ratios(launches, ("a", "b"), None))
+    same = [replace(item, arm="a") for item in launches]
+    result = replace(result, launches=tuple(same))
+    found = metric_pairs(pair_up(replace(cell, arms=("a", "a"), aa=True), ("a", "a"), [result]).pairs, None)
+    assert found.signed() == pytest.approx(log_ratios(same, ("a", "a"), None)), "A/A pairs take turns in both"
+
+
+ENDINGS = [
+    (LaunchResult(0), "", None, False),
+    (LaunchResult(0, infra="the daemon went away"), "", "INFRA_ERROR", True),
+    (LaunchResult(None, signal=9, timed_out=True), "", "TIMEOUT", False),
+    (LaunchResult(None, signal=9, oom=True), "", "OOM", False),
+    (LaunchResult(None, signal=11), "", "CRASHED", False),
+    (LaunchResult(None, signal=9, cancelled=True), "", "CANCELLED", False),
+    (LaunchResult(1), "hipErrorNoDevice", "DEVICE_LOST", True),
+    (LaunchResult(1), "MemoryError", "OOM", False),
+    (LaunchResult(3), "busy", "INFRA_ERROR", True),
+    (LaunchResult(1), "no", "FAILED", False),
+    (LaunchResult(2), "no", "FAILED", False),
+]
+
+
+@pytest.mark.parametrize(("result", "stderr", "state", "retry"), ENDINGS)
+def test_how_a_launch_ended(result, stderr, state, retry):
+    found = ending(result, stderr, 3.0)
+    assert (found.state if found else None) == state
+    assert (found.retry if found else False) == retry
+
+
+def test_a_reason_from_a_log_is_short_and_harmless(tmp_path):
+    assert last_line("first\n\x1b[31mred\x07 " + "x" * 1000 + "\n\n") == ("[31mred  " + "x" * 1000)[:300]
+    file = tmp_path / "log"
+    file.write_bytes(b"a" * 100_000 + b"\xff\xfeend")
+    assert tail(file, 8).endswith("end")
+    assert tail(tmp_path / "none") == ""
+
+
+PLAN = Plan(
+    "p", "m", "0", "t", "0",
+    (PlannedCell("c1", "tune", "c1", {}, "", 1.0), PlannedCell("c2", "serve", "c2", {}, "", 1.0)),
+    (), (), (), (), None, GatePolicy(),
+)  # fmt: skip
+
+
+def test_the_journal_says_where_each_cell_stands(tmp_path):
+    with Journal.open(tmp_path / "journal") as journal:
+        journal.append("run", run="r")
+        journal.append(
+            "lease", cell="c1", stage="only", attempt=1, slot="p/0", device="d", key="k", isolation="process"
+        )
+        assert outcomes(PLAN, read_cells(journal.entries))[0].state == "LEASED"
+        journal.append("launch", cell="c1", attempt=1, number=0)
+        assert outcomes(PLAN, read_cells(journal.entries))[0].state == "RUNNING"
+        journal.append("done", cell="c1", stage="only", attempt=1, state="INFRA_ERROR", reason="r")
+        assert outcomes(PLAN, read_cells(journal.entries))[0].state == "PLANNED"
+        journal.append(
+            "lease", cell="c1", stage="only", attempt=2, slot="p/0", device="d", key="k", isolation="process"
+        )
+        journal.append("done", cell="c1", stage="only", attempt=2, state="PASSED", result="x", sha256="s", ratios=[0.5])
+        journal.append("final", cell="c1", state="PASSED", reason="")
+    cells = read_cells(read(tmp_path / "journal"))
+    first, second = outcomes(PLAN, cells)
+    assert (first.state, [attempt.state for attempt in first.attempts]) == ("PASSED", ["INFRA_ERROR", "PASSED"])
+    assert second.state == "PLANNED"
+    assert cells["c1"].finished("only").number == 2
+    assert cells["c1"].ratios[2] == (0.5,)
+
+
+def test_a_key_changes_with_everything_that_counts_and_with_nothing_else():
+    cell = PLAN.cells[1]
+    base = keys.key(PLAN, cell, env={}, image={}, trees={})
+    assert keys.key(PLAN, cell, env={"HOME": "/x"}, image={}, trees={}) == base
+    assert keys.key(replace(PLAN, created="later", name="q"), cell, env={}, image={}, trees={}) == base
+    changed = [
+        keys.key(PLAN, cell, env={"TRITON_X": "1"}, image={}, trees={}),
+        keys.key(PLAN, cell, env={"IGC_X": "1"}, image={}, trees={}),
+        keys.key(PLAN, cell, env={}, image={"image.a.id": "sha"}, trees={}),
+        keys.key(PLAN, replace(cell, axes={"a": 1}), env={}, image={}, trees={}),
+        keys.key(replace(PLAN, seed=1), cell, env={}, image={}, trees={}),
+    ]
+    assert len({base, *changed}) == len(changed) + 1
+
+
+def test_a_source_revision_is_found_without_importing(tmp_path):
+    import subprocess
+    import sys
+
+    program = (
+        "import sys; from orchestrator.scheduler.keys import source_revision; r = source_revision();"
+        "print(len(r), [n for n in ('torch', 'tuner', 'serving', 'xkernels') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "64 []"
+
+
+def test_progress_never_moves_the_cursor():
+    from orchestrator.scheduler.progress import clean, duration
+
+    assert clean("a\x1b[2J\x07\u202eb\nc") == "a\ufffd[2J\ufffd\ufffdb c"
+    assert [duration(seconds) for seconds in (3, 65, 3725)] == ["3s", "1m05s", "1h02m"]
+    assert json.dumps(clean("\u00e9")) == '"\\u00e9"'
