@@ -183,3 +183,19 @@ def emit(
     from tuner.commands.emit import run
 
     raise typer.Exit(run(target=target, source=source, out=out, as_json=as_json))
+
+
+@app.command("compile")
+def compile_(
+    targets: Annotated[str, typer.Option(help="Comma-separated: sm_90, sm_100, gfx942, gfx950, ...")],
+    configs: Annotated[Path | None, typer.Option(help="A config tree; default: the files that we ship.")] = None,
+    workers: Annotated[int, typer.Option(help="Compile children at a time; 0: one per core.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Compile every config of the files whose device has one of the targets, without a GPU.
+
+    Example: tuner compile --targets sm_90 --configs kernels/configs --json
+    """
+    from tuner.commands.compile import run
+
+    raise typer.Exit(run(targets=targets, configs=configs, workers=workers, as_json=as_json))

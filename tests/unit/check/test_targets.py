@@ -1,10 +1,11 @@
 """The compile gate: how compiled facts become findings, whose Triton they are from, and what is remembered.
 
-The rows are given here, in the form that `tuner compile --json` prints; compiling itself is tested with the tuner.
+Most rows are given here, in the form that `tuner compile --json` prints; one test asks the real compiler.
 """
 
 from __future__ import annotations
 
+import json
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -104,3 +105,29 @@ def test_targets_are_checked(gate: Any) -> None:
     assert len(compiler.asked[0]) == 1
     with pytest.raises(UsageError):
         gate(compiler, "sm_70")
+
+
+@pytest.mark.slow
+def test_a_real_compiler_is_asked_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One config that loads by descriptor, and one whose pipeline needs more than the lower bound can tell."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    entry = {
+        "BLOCK_SIZE_M": 16,
+        "BLOCK_SIZE_N": 64,
+        "BLOCK_SIZE_K": 64,
+        "GROUP_SIZE_M": 1,
+        "num_warps": 4,
+        "num_stages": 3,
+    }
+    big = {**entry, "BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256, "num_stages": 4, "num_warps": 8}
+    path = tmp_path / "configs" / SAME / "E=8,N=128,device_name=NVIDIA_H200.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"1": {**entry, "USE_TMA": True}, "64": big}, indent=4))
+    options = Options(configs=(tmp_path,), targets=("sm_90",), start=tmp_path)
+    assert not run_check(Options(configs=(tmp_path,), start=tmp_path)).findings
+    found = {item.rule: item for item in run_check(options).findings}
+    assert set(found) == {"smem-exceeds", "spills"}
+    assert found["smem-exceeds"].severity == "error"
+    assert '"64"' in path.read_text().splitlines()[found["smem-exceeds"].line - 1]
+    monkeypatch.setattr(targets, "_run", None)  # a second run asks nobody
+    assert {item.rule for item in run_check(options).findings} == set(found)

@@ -1,0 +1,108 @@
+"""`tuner compile`: compile for hardware that is not here, and write what the compiler says as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from moegate.errors import UsageError
+from moegate.exits import Exit
+from moegate.paths import write_atomic
+
+__all__ = ["register", "run"]
+
+_DEFAULT_TARGETS = "sm_90,sm_100,gfx942,gfx950"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the tuner's command line."""
+
+    @app.command("compile")
+    def _compile(
+        targets: Annotated[str, typer.Option(help="Comma-separated: sm_90, sm_100, gfx942, gfx950, bmg.")] = (
+            _DEFAULT_TARGETS
+        ),
+        configs: Annotated[Path | None, typer.Option(help="Compile the configs of a folder or file instead.")] = None,
+        files: Annotated[Path | None, typer.Option(help="The same, for a JSON list of config files.")] = None,
+        variants: Annotated[str, typer.Option(help="all, basic (each kernel once), or words of their names.")] = "all",
+        out: Annotated[Path | None, typer.Option(help="Where to write the JSON.")] = None,
+        jobs: Annotated[int, typer.Option(help="Compiling processes; 0: one per core.")] = 0,
+        as_json: Annotated[bool, typer.Option("--json", help="Print the JSON on standard output.")] = False,
+    ) -> None:
+        """Compile every kernel variant, or every config of a folder, without a GPU.
+
+        Example: tuner compile --targets sm_90,gfx942 --configs kernels/configs --out facts.json
+        """
+        raise typer.Exit(
+            run(targets=targets, configs=configs, files=files, variants=variants, out=out, jobs=jobs, as_json=as_json)
+        )
+
+
+def run(*, targets: str = _DEFAULT_TARGETS, configs: Path | None = None, files: Path | None = None,
+        variants: str = "all", out: Path | None = None, jobs: int = 0, as_json: bool = False) -> int:  # fmt: skip
+    """Compile and write the facts; exit code 1 where something did not compile."""
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        raise UsageError("TRITON_INTERPRET is set: interpreted kernels cannot be compiled", fix="unset it")
+    from tuner.compile.run import compile_files, compile_variants
+    from tuner.compile.targets import find
+
+    wanted = [find(word) for word in targets.split(",") if word.strip()]
+    if not wanted:
+        raise UsageError("no target", field="--targets", fix=_DEFAULT_TARGETS)
+    workers = jobs or os.cpu_count() or 1
+    begin = time.monotonic()
+    if configs is not None or files is not None:
+        rows = compile_files(_paths(configs, files), wanted, workers, _progress(as_json))
+    else:
+        rows = compile_variants(wanted, _named(variants), workers, _progress(as_json))
+    document = {"schema": 1, "targets": [t.name for t in wanted], "seconds": round(time.monotonic() - begin, 1),
+                "counts": _counts(rows), "facts": rows}  # fmt: skip
+    text = json.dumps(document, indent=1)
+    if out is not None:
+        write_atomic(out, text)
+    if as_json:
+        print(text)
+    print(f"compiled for {', '.join(document['targets'])}: {document['counts']}", file=sys.stderr)
+    return Exit.REGRESSION if any(row["status"] in ("failed", "crashed") for row in rows) else Exit.OK
+
+
+def _named(words: str) -> list[str]:
+    from tuner.compile.variants import VARIANTS
+
+    if words in ("all", "basic"):
+        return [v.name for v in VARIANTS if words == "all" or v.basic]
+    chosen = [v.name for v in VARIANTS if all(word in v.name for word in words.split())]
+    if not chosen:
+        raise UsageError(f"no variant has {words!r} in its name", field="--variants", fix="all, basic or experts")
+    return chosen
+
+
+def _paths(configs: Path | None, files: Path | None) -> list[Path]:
+    if files is not None:
+        listed = json.loads(files.read_text(encoding="utf-8"))
+        if not isinstance(listed, list):
+            raise UsageError("a list of paths is needed", file=str(files))
+        return [Path(item) for item in listed]
+    assert configs is not None
+    if not configs.exists():
+        raise UsageError(f"{configs} does not exist", field="--configs")
+    found = [configs] if configs.is_file() else sorted(configs.rglob("E=*.json"))
+    return [path for path in found if not path.name.endswith(".provenance.json")]
+
+
+def _counts(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row["status"]] = counts.get(row["status"], 0) + 1
+    return counts
+
+
+def _progress(quiet: bool) -> Any:
+    return (lambda line: None) if quiet else (lambda line: print(line, file=sys.stderr))
