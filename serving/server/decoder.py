@@ -23,6 +23,7 @@ from xkernels.ops.prepared import PreparedExperts, prepare_experts
 __all__ = ["Decoder", "Prompt"]
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Beside = Callable[[Callable[[], torch.Tensor], Callable[[], torch.Tensor]], tuple[torch.Tensor, torch.Tensor]]
 BUCKET = 64  # decode reads keys up to the longest sequence, rounded up to this many positions
 
 
@@ -56,6 +57,7 @@ class Decoder:
         self.spec, self.cache, self.experts, self.recorder = spec, cache, experts, recorder
         self.device = weights.embed.device
         self.glue: Glue = TritonGlue() if experts.fused else TorchGlue()
+        self.beside: Beside = _in_turn  # how shared and routed experts run: a capture may put them side by side
         self.prepared: dict[int, PreparedExperts] = {
             index: prepare_experts(layer.mlp.w1, layer.mlp.w2)
             for index, layer in enumerate(weights.layers)
@@ -144,8 +146,10 @@ class Decoder:
         weights, ids = self.experts.route(moe, x)
         if self.recorder is not None:
             self.recorder.record(index, ids)
-        out = self.experts(x, self.prepared[index], weights, ids)
-        return (out,) if moe.shared is None else (out, self._gated(x, moe.shared))
+        prepared, shared = self.prepared[index], moe.shared
+        if shared is None:
+            return (self.experts(x, prepared, weights, ids),)
+        return self.beside(lambda: self._gated(x, shared), lambda: self.experts(x, prepared, weights, ids))
 
     def _gated(self, x: torch.Tensor, mlp: MlpWeights) -> torch.Tensor:
         return F.linear(self.glue.silu_mul(F.linear(x, mlp.gate_up)), mlp.down)
@@ -164,6 +168,12 @@ def _without_experts(weights: DecoderWeights) -> DecoderWeights:
         return replace(layer, mlp=replace(moe, w1=moe.w1.new_empty(0), w2=moe.w2.new_empty(0)))
 
     return replace(weights, layers=tuple(strip(layer) for layer in weights.layers))
+
+
+def _in_turn(
+    first: Callable[[], torch.Tensor], second: Callable[[], torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return first(), second()
 
 
 def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

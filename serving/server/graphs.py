@@ -147,9 +147,14 @@ class GraphedDecode:
         def work() -> None:
             held[:] = [self._eager(inputs.static, span)]
 
-        before = self.decoder.experts.rows.copy()
-        graph = self.live.capture(work)
-        self.decoder.experts.rows = before  # what was captured has served nobody
+        experts, in_turn = self.decoder.experts, self.decoder.beside
+        before = experts.rows.copy()
+        self.decoder.beside = self.live.beside
+        try:
+            graph = self.live.capture(work)
+        finally:
+            self.decoder.beside = in_turn
+            experts.rows = before  # what was captured has served nobody
         return _Captured(inputs, held[0] if graph is not None else None, graph)
 
     def _eager(self, static: torch.Tensor, span: int) -> torch.Tensor:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 
@@ -25,7 +28,10 @@ __all__ = [
     "is_interpreted",
     "live",
     "of",
+    "simulated",
 ]
+
+_SIMULATED: ContextVar[Device | None] = ContextVar("simulated_device", default=None)
 
 
 def is_interpreted() -> bool:
@@ -37,12 +43,29 @@ def is_interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 
 
-@functools.cache
+@contextmanager
+def simulated(device: Device) -> Iterator[Device]:
+    """Within: `device` answers for the live one, and for tensors of torch's meta device.
+
+    For compiling kernels for a device that is not here, and for tests.
+    """
+    token = _SIMULATED.set(device)
+    try:
+        yield device
+    finally:
+        _SIMULATED.reset(token)
+
+
 def live(index: int = 0) -> Device:
-    """The accelerator of this process, or its CPU.
+    """The accelerator of this process, or its CPU; within `simulated`, the device given there.
 
     Under Triton's interpreter it is the CPU even where a GPU is present: that is where kernels run then.
     """
+    return _SIMULATED.get() or _live(index)
+
+
+@functools.cache
+def _live(index: int) -> Device:
     if is_interpreted():
         return CpuDevice()
     if torch.cuda.is_available():

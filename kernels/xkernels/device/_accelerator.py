@@ -42,14 +42,17 @@ class Accelerator:
     def __init__(self, index: int = 0, module: Any = None) -> None:
         self.index = index
         self._module = module if module is not None else getattr(torch, self.torch_type)
+        self._properties: Any = None
 
     def torch_device(self) -> torch.device:
         """The torch device of this index."""
         return torch.device(self.torch_type, self.index)
 
     def properties(self) -> Any:
-        """torch's properties record of this device."""
-        return self._module.get_device_properties(self.index)
+        """torch's properties record of this device, asked for once: kernels' launchers look at it."""
+        if self._properties is None:
+            self._properties = self._module.get_device_properties(self.index)
+        return self._properties
 
     def features(self) -> frozenset[str]:
         """Nothing beyond plain Triton."""
@@ -76,6 +79,17 @@ class Accelerator:
         with self._module.stream(side):
             yield side
         before.wait_stream(side)
+
+    def beside(self, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
+        """Two pieces of work at once, `first` on a side stream that is forked here and joined at the end."""
+        side = self._module.Stream(self.index)
+        main = self._module.current_stream(self.index)
+        side.wait_stream(main)
+        with self._module.stream(side):
+            one = first()
+        two = second()
+        main.wait_stream(side)
+        return one, two
 
     def capture(self, work: Callable[[], Any], warmups: int = 1) -> Graph | None:
         """Capture `work`; None where this torch build has no graph class for the device."""

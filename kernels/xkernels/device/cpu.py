@@ -87,6 +87,10 @@ class CpuDevice:
         """There is only one stream."""
         return nullcontext()
 
+    def beside(self, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
+        """One after the other."""
+        return first(), second()
+
     def capture(self, work: Callable[[], Any], warmups: int = 1) -> Graph | None:
         """The CPU has no graphs: None."""
         del work, warmups

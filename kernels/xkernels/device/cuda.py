@@ -22,8 +22,8 @@ class CudaDevice(Accelerator):
 
     def capability(self) -> int:
         """Compute capability as one number: 90 for 9.0."""
-        major, minor = self._module.get_device_capability(self.index)
-        return int(major) * 10 + int(minor)
+        p = self.properties()
+        return int(p.major) * 10 + int(p.minor)
 
     def arch(self) -> str:
         """`sm_90` and the like."""

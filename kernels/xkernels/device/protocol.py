@@ -89,6 +89,12 @@ class Device(Protocol):
     def stream(self) -> AbstractContextManager[Any]:
         """Run a `with` block on a side stream that starts after, and is joined to, the current one."""
 
+    def beside(self, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
+        """Run two pieces of work that need nothing of each other, `first` on a side stream where the device has any.
+
+        Work issued after this returns starts when both are done.
+        """
+
     def capture(self, work: Callable[[], Any], warmups: int = 1) -> Graph | None:
         """Capture `work` in a device graph after `warmups` eager calls; None where the device has no graphs."""
 

@@ -147,3 +147,40 @@ def test_calls_are_counted_per_replay_and_not_per_capture() -> None:
         for position in (3, 4, 5):
             step([7], [position], [0])
     assert model.experts.rows == {1: 3}
+
+
+def test_two_works_fork_and_join_around_the_current_stream() -> None:
+    """`beside` on a simulated accelerator: the side stream starts after the current one and is waited for at the end."""
+    from contextlib import contextmanager
+
+    from xkernels.device._accelerator import Accelerator
+
+    log: list[str] = []
+
+    class Stream:
+        def __init__(self, name: object) -> None:
+            self.name = "main" if name == "main" else "side"
+
+        def wait_stream(self, other: Stream) -> None:
+            log.append(f"{self.name} waits for {other.name}")
+
+    class Module:
+        now = Stream("main")
+
+        def current_stream(self, index: int) -> Stream:
+            return self.now
+
+        @contextmanager
+        def stream(self, stream: Stream):  # type: ignore[no-untyped-def]
+            before, Module.now = self.now, stream
+            yield
+            Module.now = before
+
+    Module.Stream = Stream  # type: ignore[attr-defined]
+    module = Module()
+    got = Accelerator(0, module).beside(
+        lambda: log.append(f"first on {module.now.name}") or 1, lambda: log.append(f"second on {module.now.name}") or 2
+    )
+    assert got == (1, 2)
+    assert log == ["side waits for main", "first on side", "second on main", "main waits for side"]
+    assert CpuDevice().beside(lambda: 3, lambda: 4) == (3, 4)
