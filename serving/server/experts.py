@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +17,7 @@ from moegate.records import ConfigUse, Proof
 from serving.server.spec import DecoderSpec
 from serving.server.weights import MoeWeights
 from xkernels import device as devices
-from xkernels import ops
+from xkernels.ops import _details
 from xkernels.ops.fused_experts import fused_experts
 from xkernels.ops.prepared import PreparedExperts
 from xkernels.ops.topk import Router, topk, topk_reference
@@ -41,11 +40,11 @@ def capabilities(live: devices.Device) -> Capabilities:
     return Capabilities(live.platform(), torch.__version__, triton, devices.is_interpreted())
 
 
+@functools.cache
 def kernel_hash() -> str:
-    """Hash of the operators' source files: two servers with the same hash ran the same kernels."""
-    root = Path(ops.__file__ or "").parent
-    files = sorted(path for path in root.rglob("*.py"))
-    return hashlib.sha256("".join(canonical.file_digest(path) for path in files).encode()).hexdigest()[:16]
+    """Hash of the kernels' sources, as provenance has it: with the same hash two processes run the same kernels."""
+    folder = Path(_details.__file__ or "").parent
+    return canonical.digest([[path.name, canonical.file_digest(path)] for path in sorted(folder.glob("*.py"))])
 
 
 class Experts:

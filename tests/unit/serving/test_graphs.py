@@ -150,7 +150,7 @@ def test_calls_are_counted_per_replay_and_not_per_capture() -> None:
 
 
 def test_two_works_fork_and_join_around_the_current_stream() -> None:
-    """`beside` on a simulated accelerator: the side stream starts after the current one and is waited for at the end."""
+    """`beside` on a simulated accelerator: the side stream starts after the current one and is joined at the end."""
     from contextlib import contextmanager
 
     from xkernels.device._accelerator import Accelerator

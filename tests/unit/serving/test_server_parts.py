@@ -260,3 +260,10 @@ def test_stream_and_whole_answer_say_the_same() -> None:
     assert last["usage"] == answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
     assert last["timing"] == answer["timing"] == {"ttft_s": 0.25, "latency_s": 0.75}
     assert done == "data: [DONE]"
+
+
+def test_the_kernel_hash_is_the_one_that_tuning_writes() -> None:
+    from serving.server.experts import kernel_hash
+    from tuner.engines.base import source_digest
+
+    assert kernel_hash() == source_digest(Path("kernels/xkernels/ops/_details"))
