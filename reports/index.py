@@ -30,9 +30,10 @@ _RANKS = {"running": 0, "fails": 1, "wrong": 1, "incomplete": 2, "undecided": 3,
 # Counts of the gate as parts of a bar: (word, tone, the counts that belong to it); what is left of the cells is calm.
 _PARTS = (
     ("improved", "good", ("improved",)),
-    ("equivalent", "same", ("equivalent", "control_equivalent")),
+    ("equivalent", "same", ("equivalent",)),
+    ("controls held", "same", ("control_equivalent", "control_inconclusive")),
     ("inconclusive", "open", ("inconclusive",)),
-    ("regressed", "bad", ("regressed", "control_regressed")),
+    ("regressed", "bad", ("regressed", "control_regressed", "control_improved")),
     ("failed", "bad", ("failed", "timeout", "oom", "crashed")),
     ("without an answer", "gone", ("missing", "device_lost", "infra_error", "cancelled", "blocked")),
 )

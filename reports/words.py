@@ -14,11 +14,13 @@ __all__ = ["GATES", "LOOKS", "UNDECIDED", "GateLook", "Look", "Outcome", "gate_l
 
 Outcome = Literal[
     "regressed",
+    "moved",
     "failed",
     "missing",
     "inconclusive",
     "improved",
     "equivalent",
+    "held",
     "passed",
     "quarantined",
 ]
@@ -40,11 +42,13 @@ class Look:
 
 LOOKS: dict[Outcome, Look] = {
     "regressed": Look("regressed", "▼", "bad", 0, "worse than the margin allows, confirmed on fresh pairs"),
+    "moved": Look("control moved", "!", "bad", 1, "a control or A/A cell that moved: its pool cannot be believed"),
     "failed": Look("failed", "✕", "bad", 1, "the cell ended FAILED, OOM, CRASHED or TIMEOUT"),
     "missing": Look("missing", "∅", "gone", 2, "planned, but without a verdict or a result"),
     "inconclusive": Look("inconclusive", "?", "open", 3, "the interval leaves more than one answer open"),
     "improved": Look("improved", "▲", "good", 4, "better by more than the margin, confirmed on fresh pairs"),
     "equivalent": Look("equivalent", "≈", "same", 5, "shown to lie within the tolerance"),
+    "held": Look("control held", "=", "same", 6, "a control or A/A cell that did not move, as it must not"),
     "passed": Look("passed", "✓", "done", 6, "a cell without arms that did its work"),
     "quarantined": Look("quarantined", "‖", "mute", 7, "run, or set aside, by an explicit rule; it does not gate"),
 }
@@ -100,6 +104,8 @@ def outcome_of(
     if state in _FAILED_STATES:
         return "failed"
     if verdict is not None and verdict.verdict is not None:
+        if cell.control or cell.aa:
+            return "held" if verdict.verdict in ("equivalent", "inconclusive") else "moved"
         return verdict.verdict
     if state == "PASSED" and not cell.arms:
         return "passed"

@@ -145,13 +145,13 @@ def build_detail(bundle: RunBundle, joined: Joined, budget: Budget, configs: dic
 def badges_of(joined: Joined) -> tuple[str, ...]:
     """Return what sets a cell apart, as short words."""
     verdict = joined.verdict
-    flags = (("control", joined.cell.control), ("A/A", joined.cell.aa), ("required", joined.required))
+    flags = (("A/A", joined.cell.aa), ("required", joined.required))
     badges = [name for name, on in flags if on]
     if joined.blame:
         badges.insert(0, f"exit {joined.blame}")
     if verdict is not None and verdict.void_launches:
         badges.append(f"{verdict.void_launches} void")
-    if joined.word == "quarantined" and verdict is not None and verdict.verdict is not None:
+    if joined.word in ("quarantined", "held", "moved") and verdict is not None and verdict.verdict is not None:
         badges.append(verdict.verdict)
     return tuple(badges)
 

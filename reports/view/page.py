@@ -227,8 +227,10 @@ def _reasons(bundle: RunBundle, cells: Iterable[Joined], linked: set[str]) -> tu
 
 def _tiles(cells: tuple[Joined, ...]) -> tuple[tuple[Tile, ...], Markup]:
     counts = Counter(joined.word for joined in cells)
-    order: tuple[Outcome, ...] = ("improved", "equivalent", "inconclusive", "regressed", "passed", "failed", "missing")
-    tiles = tuple(Tile(key, LOOKS[key], counts.get(key, 0)) for key in (*order, "quarantined"))
+    always: tuple[Outcome, ...] = ("improved", "equivalent", "inconclusive", "regressed", "failed", "missing")
+    others: tuple[Outcome, ...] = ("moved", "held", "passed", "quarantined")
+    shown = (*always, *(key for key in others if counts.get(key)))
+    tiles = tuple(Tile(key, LOOKS[key], counts.get(key, 0)) for key in shown)
     parts = [(tile.look.word, tile.number, tile.look.tone) for tile in tiles]
     return tiles, svg.share_bar(parts, title=f"Outcomes of {count(len(cells), 'cell')}")
 

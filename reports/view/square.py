@@ -121,8 +121,7 @@ def _sentence(arms: tuple[str, str], members: dict[str, Joined]) -> str:
         if effect is None:
             parts.append(f"{backend} has no comparison")
             continue
-        word = joined.look.word if joined.word in ("improved", "regressed", "equivalent") else "inconclusive"
-        parts.append(f"{backend} {gain_of(joined, effect)} ({word})")
+        parts.append(f"{backend} {gain_of(joined, effect)} ({joined.look.word})")
     return f"From {one_line(arms[0], 60)} to {one_line(arms[1], 60)}: {'; '.join(one_line(p, 120) for p in parts)}."
 
 

@@ -119,7 +119,7 @@ def test_dispatch_names_the_chain(green: RunBundle) -> None:
 def test_every_outcome_has_word_and_arrow(red: RunBundle) -> None:
     words = Document(html.render(red)).words
     for key, look in LOOKS.items():
-        if key != "passed":
+        if key not in ("passed", "moved"):
             assert f"{look.arrow} {look.word}" in words.replace(look.arrow + look.word, f"{look.arrow} {look.word}")
 
 
@@ -301,3 +301,16 @@ def test_a_batch_size_that_one_arm_never_ran_is_no_change(green: RunBundle) -> N
     assert "Batch sizes that only one arm happened to run: 4." in words
     assert "2 batch sizes changed" in words
     assert "GROUP M" in words
+
+
+def test_a_control_is_held_or_moved_and_never_improved(green: RunBundle) -> None:
+    text = html.render(green)
+    assert text.count('data-v="held"') == 3  # the chip, the control and the A/A cell
+    assert 'data-v="equivalent"' not in text
+    verdicts = tuple(
+        dataclasses.replace(v, verdict="improved") if v.cell == "a91b7c30" else v for v in green.comparison.cells
+    )
+    comparison = dataclasses.replace(green.comparison, cells=verdicts, voided_pools={"cpu": "control improved"})
+    words = Document(html.render(dataclasses.replace(green, comparison=comparison))).words
+    assert "auto +0.9 % (control moved)" in words
+    assert "Pool cpu is void" in words
