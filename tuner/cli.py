@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from tuner.commands.compile import register as register_compile
+
 __all__ = ["app"]
 
 app = typer.Typer(
@@ -185,17 +187,4 @@ def emit(
     raise typer.Exit(run(target=target, source=source, out=out, as_json=as_json))
 
 
-@app.command("compile")
-def compile_(
-    targets: Annotated[str, typer.Option(help="Comma-separated: sm_90, sm_100, gfx942, gfx950, ...")],
-    configs: Annotated[Path | None, typer.Option(help="A config tree; default: the files that we ship.")] = None,
-    workers: Annotated[int, typer.Option(help="Compile children at a time; 0: one per core.")] = 0,
-    as_json: Json = False,
-) -> None:
-    """Compile every config of the files whose device has one of the targets, without a GPU.
-
-    Example: tuner compile --targets sm_90 --configs kernels/configs --json
-    """
-    from tuner.commands.compile import run
-
-    raise typer.Exit(run(targets=targets, configs=configs, workers=workers, as_json=as_json))
+register_compile(app)

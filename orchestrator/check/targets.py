@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +28,6 @@ from orchestrator.check.rules import finding
 
 _TIMEOUT_S = 3600.0
 _USAGE = 2
-_FLAT = "triton_0_0_0"
 
 Row = dict[str, Any]
 
@@ -97,27 +95,23 @@ def _recall(path: Path) -> list[Row] | None:
 
 def _compile(files: list[FileFacts], targets: list[str]) -> list[list[Row]]:
     """The rows of every file, in order."""
+    places = {str(file.entry.path.resolve()): number for number, file in enumerate(files)}
     with tempfile.TemporaryDirectory(prefix="moegate-compile-") as temporary:
-        folder = Path(temporary)
-        places: dict[str, int] = {}
-        for number, file in enumerate(files):
-            place = folder / "configs" / (file.entry.directory or _FLAT) / file.entry.name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(file.entry.path, place)
-            places[place.relative_to(folder / "configs").as_posix()] = number
-        rows = _run(folder, targets)
+        rows = _run(Path(temporary), list(places), targets)
     out: list[list[Row]] = [[] for _ in files]
     for row in rows:
-        number_of = places.get(str(row.get("file")))
-        if number_of is not None:
-            out[number_of].append(row)
+        number = places.get(str(row.get("file")))
+        if number is not None:
+            out[number].append(row)
     return out
 
 
-def _run(folder: Path, targets: list[str]) -> list[Row]:
-    argv = [sys.executable, "-P", "-m", "tuner", "compile", "--targets", ",".join(targets), "--json"]
+def _run(folder: Path, files: list[str], targets: list[str]) -> list[Row]:
+    listing, facts = folder / "files.json", folder / "facts.json"
+    listing.write_text(json.dumps(files))
+    argv = [sys.executable, "-P", "-m", "tuner", "compile", "--targets", ",".join(targets)]
     done = spawn.run(
-        [*argv, "--configs", str(folder / "configs")],
+        [*argv, "--files", str(listing), "--out", str(facts)],
         cwd=folder,
         env=spawn.child_env({}),
         stdout=folder / "stdout",
@@ -127,13 +121,12 @@ def _run(folder: Path, targets: list[str]) -> list[Row]:
     said = (folder / "stderr").read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
     if done.returncode == _USAGE:
         raise UsageError(f"`tuner compile` cannot run here: {said[0][:200]}", field="targets")
-    try:
-        content = canonical.load_json(folder / "stdout")
-    except UsageError:
-        raise InfraError(f"`tuner compile` ended with {done.returncode}: {said[0][:200]}") from None
-    rows = content.get("configs") if isinstance(content, dict) else None
+    if not facts.is_file():
+        raise InfraError(f"`tuner compile` ended with {done.returncode}: {said[0][:200]}")
+    content = canonical.load_json(facts)
+    rows = content.get("facts") if isinstance(content, dict) else None
     if not isinstance(rows, list):
-        raise InfraError("`tuner compile` wrote no facts of configs")
+        raise InfraError("`tuner compile` wrote no facts")
     return [row for row in rows if isinstance(row, dict)]
 
 

@@ -90,16 +90,7 @@ def compile_facts(kernel: str, launch: Callable[[], Any]) -> dict[str, Any]:
         "tmem": int(getattr(meta, "tmem_size", 0) or 0),
         "threads": int(getattr(meta, "num_warps", 1)) * int(getattr(meta, "warp_size", 32) or 32),
         "spill_bytes": _spills(built),
-        "block_loads": _block_loads(built),
     }
-
-
-def _block_loads(built: Any) -> bool | None:
-    """Whether a kernel that takes descriptors loads through the tensor memory unit; None where that cannot be read."""
-    text, source = built.asm.get("ptx"), str(built.asm.get("ttir"))
-    if not isinstance(text, str) or not re.search(r"tt\.descriptor_(load|gather)", source):
-        return None
-    return "cp.async.bulk.tensor" in text
 
 
 def _spills(built: Any) -> int | None:
