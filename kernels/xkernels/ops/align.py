@@ -9,8 +9,10 @@ import torch
 from xkernels.ops._details import align as _k
 from xkernels.ops._details.common import cdiv, next_power_of_2
 
-_CHUNK_ELEMENTS = 32768  # one-hot table of a chunk: chunk length x experts, small enough for registers
-_MAX_CHUNK = 256  # the same for every batch size, so that one compile serves them all
+_TABLE = 16384  # entries of a chunk times buckets: small enough for registers
+_LONGEST_CHUNK = 128  # a chunk is as long for every batch size, so that one compile serves them all
+_MOST_PARTS = 64
+_FILL = 1024
 
 
 @dataclass(frozen=True)
@@ -57,17 +59,19 @@ def moe_align_block_size(topk_ids: torch.Tensor, block: int, num_experts: int) -
         return Alignment(sorted_ids, expert_ids, post.zero_(), block)
     flat = topk_ids.reshape(-1).contiguous()
     buckets = next_power_of_2(num_experts + 1)
-    chunk = max(16, min(_MAX_CHUNK, _CHUNK_ELEMENTS // buckets))
-    chunks = cdiv(numel, chunk)
-    fill = 1024
-    common = {"BLOCK": block, "CHUNK": chunk, "EXPERTS": num_experts, "BUCKETS": buckets}
-    if chunks == 1:
-        _k.align_one[(1,)](flat, sorted_ids, expert_ids, post, numel, cap, blocks, FILL=fill, **common, num_warps=8)
+    chunk = max(16, min(_LONGEST_CHUNK, _TABLE // buckets))
+    sizes = {"CHUNK": chunk, "EXPERTS": num_experts, "BUCKETS": buckets}
+    if numel <= chunk:
+        _k.align_one[(1,)](
+            flat, sorted_ids, expert_ids, post, numel, cap, blocks, BLOCK=block, FILL=_FILL, **sizes, num_warps=8
+        )
         return Alignment(sorted_ids, expert_ids, post, block)
-    counts = torch.empty(chunks, buckets, dtype=torch.int32, device=device)
-    _k.count[(chunks,)](flat, counts, sorted_ids, numel, cap, chunks, FILL=fill, **common, num_warps=8)
-    _k.place[(chunks,)](
-        flat, counts, sorted_ids, expert_ids, post, numel, chunks, blocks, ROWS=32, FILL=fill, **common, num_warps=8
+    part = cdiv(cdiv(numel, chunk), _MOST_PARTS) * chunk
+    parts = cdiv(numel, part)
+    counts = torch.empty(parts, buckets, dtype=torch.int32, device=device)
+    _k.count[(parts,)](flat, counts, sorted_ids, numel, cap, part, FILL=_FILL, **sizes, num_warps=8)
+    _k.place[(parts,)](
+        flat, counts, sorted_ids, expert_ids, post, numel, part, blocks, ROWS=16, BLOCK=block, **sizes, num_warps=8
     )
     return Alignment(sorted_ids, expert_ids, post, block)
 

@@ -1,7 +1,8 @@
 """Kernels of `moe_align_block_size`.
 
-Bucket b of a chunk's one-hot table holds expert b - 1, so the entries of no local expert (-1) come first. A running
-sum down the table gives each entry its rank in its bucket: the order is stable and no atomics are needed.
+Bucket b holds expert b - 1, so the entries of no local expert (-1) come first. An entry's place is its bucket's start
+plus its rank, the number of equal entries before it: the order is stable and no atomics are needed. A program goes
+through its part of the entries chunk by chunk; shared memory stays within what every target has.
 """
 
 from __future__ import annotations
@@ -28,67 +29,87 @@ def _expert_of_blocks(ends, expert_ids_ptr, blocks, BLOCK: tl.constexpr, BUCKETS
         tl.store(expert_ids_ptr + block, tl.where(closed > EXPERTS, -1, closed - 1), mask=block < blocks)
 
 
+@triton.jit
+def _rank(bucket, CHUNK: tl.constexpr):
+    """How many entries of the chunk before each one have its bucket."""
+    at = tl.arange(0, CHUNK)
+    before = (bucket[:, None] == bucket[None, :]) & (at[None, :] < at[:, None])
+    return tl.sum(before.to(tl.int32), 1)
+
+
+@triton.jit
+def _place_part(ids_ptr, sorted_ptr, base, first, last, numel, CHUNK: tl.constexpr, EXPERTS: tl.constexpr,
+                BUCKETS: tl.constexpr):  # fmt: skip
+    """Store the entries first to last, whose buckets' next free places are `base`."""
+    columns = tl.arange(0, BUCKETS)
+    for start in range(first, last, CHUNK):
+        offs = start + tl.arange(0, CHUNK)
+        bucket = _bucket_of(ids_ptr, offs, numel, EXPERTS)
+        onehot = (bucket[:, None] == columns[None, :]).to(tl.int32)
+        place = _rank(bucket, CHUNK) + tl.sum(onehot * base[None, :], 1)
+        tl.store(sorted_ptr + place, offs, mask=bucket >= 0)
+        base += tl.sum(onehot, 0)
+
+
+@triton.jit
+def _finish(padded, ends, expert_ids_ptr, post_ptr, blocks, first, step, BLOCK: tl.constexpr, EXPERTS: tl.constexpr,
+            BUCKETS: tl.constexpr):  # fmt: skip
+    """The experts of the blocks and the used length."""
+    if first == 0:
+        tl.store(post_ptr, tl.sum(padded, 0))
+        tl.store(post_ptr + 1, tl.sum(tl.where(tl.arange(0, BUCKETS) == 0, padded, 0), 0) // BLOCK)
+    _expert_of_blocks(ends, expert_ids_ptr, blocks, BLOCK, BUCKETS, EXPERTS, 32, first, step)
+
+
 @triton.jit(do_not_specialize=["numel", "cap", "blocks"])
 def align_one(ids_ptr, sorted_ptr, expert_ids_ptr, post_ptr, numel, cap, blocks, BLOCK: tl.constexpr,
               CHUNK: tl.constexpr, EXPERTS: tl.constexpr, BUCKETS: tl.constexpr, FILL: tl.constexpr):  # fmt: skip
     """Everything in one program, for routings that fit one chunk."""
-    columns = tl.arange(0, BUCKETS)
     for start in range(0, cap, FILL):
         at = start + tl.arange(0, FILL)
         tl.store(sorted_ptr + at, tl.zeros([FILL], tl.int32) + numel, mask=at < cap)
-    offs = tl.arange(0, CHUNK)
-    bucket = _bucket_of(ids_ptr, offs, numel, EXPERTS)
-    onehot = (bucket[:, None] == columns[None, :]).to(tl.int32)
-    total = tl.sum(onehot, 0)
+    bucket = _bucket_of(ids_ptr, tl.arange(0, CHUNK), numel, EXPERTS)
+    total = tl.sum((bucket[:, None] == tl.arange(0, BUCKETS)[None, :]).to(tl.int32), 0)
     padded = (total + BLOCK - 1) // BLOCK * BLOCK
     ends = tl.cumsum(padded, 0)
-    rank = tl.cumsum(onehot, 0) - 1 + (ends - padded)[None, :]
-    place = tl.sum(onehot * rank, 1)
     tl.debug_barrier()  # the padding must be written before the entries
-    tl.store(sorted_ptr + place, offs, mask=bucket >= 0)
-    tl.store(post_ptr, tl.sum(padded, 0))
-    tl.store(post_ptr + 1, tl.sum(tl.where(columns == 0, padded, 0), 0) // BLOCK)
-    _expert_of_blocks(ends, expert_ids_ptr, blocks, BLOCK, BUCKETS, EXPERTS, 32, 0, 1)
+    _place_part(ids_ptr, sorted_ptr, ends - padded, 0, numel, numel, CHUNK, EXPERTS, BUCKETS)
+    _finish(padded, ends, expert_ids_ptr, post_ptr, blocks, 0, 1, BLOCK, EXPERTS, BUCKETS)
 
 
-@triton.jit(do_not_specialize=["numel", "cap", "chunks"])
-def count(ids_ptr, counts_ptr, sorted_ptr, numel, cap, chunks, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
-          EXPERTS: tl.constexpr, BUCKETS: tl.constexpr, FILL: tl.constexpr):  # fmt: skip
-    """Entries per bucket of this program's chunk; also fills `sorted` with padding."""
+@triton.jit(do_not_specialize=["numel", "cap", "part"])
+def count(ids_ptr, counts_ptr, sorted_ptr, numel, cap, part, CHUNK: tl.constexpr, EXPERTS: tl.constexpr,
+          BUCKETS: tl.constexpr, FILL: tl.constexpr):  # fmt: skip
+    """Entries per bucket of this program's part; also fills `sorted` with padding."""
     pid = tl.program_id(0)
     columns = tl.arange(0, BUCKETS)
-    offs = pid * CHUNK + tl.arange(0, CHUNK)
-    bucket = _bucket_of(ids_ptr, offs, numel, EXPERTS)
-    onehot = (bucket[:, None] == columns[None, :]).to(tl.int32)
-    tl.store(counts_ptr + pid * BUCKETS + columns, tl.sum(onehot, 0))
-    for start in range(pid * FILL, cap, chunks * FILL):
+    total = tl.zeros([BUCKETS], tl.int32)
+    for start in range(pid * part, min(pid * part + part, numel), CHUNK):
+        bucket = _bucket_of(ids_ptr, start + tl.arange(0, CHUNK), numel, EXPERTS)
+        total += tl.sum((bucket[:, None] == columns[None, :]).to(tl.int32), 0)
+    tl.store(counts_ptr + pid * BUCKETS + columns, total)
+    for start in range(pid * FILL, cap, tl.num_programs(0) * FILL):
         at = start + tl.arange(0, FILL)
         tl.store(sorted_ptr + at, tl.zeros([FILL], tl.int32) + numel, mask=at < cap)
 
 
-@triton.jit(do_not_specialize=["numel", "chunks", "blocks"])
-def place(ids_ptr, counts_ptr, sorted_ptr, expert_ids_ptr, post_ptr, numel, chunks, blocks, ROWS: tl.constexpr,
-          BLOCK: tl.constexpr, CHUNK: tl.constexpr, EXPERTS: tl.constexpr, BUCKETS: tl.constexpr,
-          FILL: tl.constexpr):  # fmt: skip
-    """Put this chunk's entries in their places; every program adds up the counts of all chunks itself."""
+@triton.jit(do_not_specialize=["numel", "part", "blocks"])
+def place(ids_ptr, counts_ptr, sorted_ptr, expert_ids_ptr, post_ptr, numel, part, blocks, ROWS: tl.constexpr,
+          BLOCK: tl.constexpr, CHUNK: tl.constexpr, EXPERTS: tl.constexpr, BUCKETS: tl.constexpr):  # fmt: skip
+    """Put this part's entries in their places; every program adds up the counts of all parts itself."""
     pid = tl.program_id(0)
+    parts = tl.num_programs(0)
     columns = tl.arange(0, BUCKETS)
     total = tl.zeros([BUCKETS], tl.int32)
     before = tl.zeros([BUCKETS], tl.int32)
-    for start in range(0, chunks, ROWS):
+    for start in range(0, parts, ROWS):
         rows = start + tl.arange(0, ROWS)
-        part = tl.load(counts_ptr + rows[:, None] * BUCKETS + columns[None, :], mask=(rows < chunks)[:, None], other=0)
-        total += tl.sum(part, 0)
-        before += tl.sum(tl.where((rows < pid)[:, None], part, 0), 0)
+        counts = tl.load(counts_ptr + rows[:, None] * BUCKETS + columns[None, :], mask=(rows < parts)[:, None], other=0)
+        total += tl.sum(counts, 0)
+        before += tl.sum(tl.where((rows < pid)[:, None], counts, 0), 0)
     padded = (total + BLOCK - 1) // BLOCK * BLOCK
     ends = tl.cumsum(padded, 0)
-    offs = pid * CHUNK + tl.arange(0, CHUNK)
-    bucket = _bucket_of(ids_ptr, offs, numel, EXPERTS)
-    onehot = (bucket[:, None] == columns[None, :]).to(tl.int32)
-    rank = tl.cumsum(onehot, 0) - 1 + (ends - padded + before)[None, :]
-    tl.store(sorted_ptr + tl.sum(onehot * rank, 1), offs, mask=bucket >= 0)
-    if pid == 0:
-        tl.store(post_ptr, tl.sum(padded, 0))
-        tl.store(post_ptr + 1, tl.sum(tl.where(columns == 0, padded, 0), 0) // BLOCK)
-    tl.store(post_ptr + 1, tl.sum(tl.where(columns == 0, padded, 0), 0) // BLOCK)
-    _expert_of_blocks(ends, expert_ids_ptr, blocks, BLOCK, BUCKETS, EXPERTS, 32, pid, chunks)
+    first = pid * part
+    _place_part(ids_ptr, sorted_ptr, ends - padded + before, first, min(first + part, numel), numel, CHUNK, EXPERTS,
+                BUCKETS)  # fmt: skip
+    _finish(padded, ends, expert_ids_ptr, post_ptr, blocks, pid, parts, BLOCK, EXPERTS, BUCKETS)

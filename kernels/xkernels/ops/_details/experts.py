@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from xkernels.device import Limits, is_interpreted, of
+from xkernels.device import is_interpreted, of
 from xkernels.ops._details import moe_gemm as _k
 from xkernels.ops._details import moe_gemv as _v
 from xkernels.ops._details.common import cdiv, next_power_of_2
@@ -220,7 +219,7 @@ def _programs(config: Mapping[str, Any], scheme: str, size: int, tensor: torch.T
     if block_m < 64 or scheme not in ("none", "block"):
         return 0
     warps, stages = int(config.get("num_warps", 4)), int(config.get("num_stages", 3))
-    limits = _limits(tensor.device.type, tensor.device.index or 0)
+    limits = of(tensor).limits()
     shared = stages * (block_m + block_n) * block_k * size + block_m * block_n * 2 + 1024
     registers = block_m * block_n // (32 * warps) * (2 if scheme == "block" else 1) + 72
     return max(1, min(limits.shared_bytes // shared, _REGISTERS // (32 * warps * registers)))
@@ -229,13 +228,8 @@ def _programs(config: Mapping[str, Any], scheme: str, size: int, tensor: torch.T
 _REGISTERS = 65536  # 32-bit registers of a multiprocessor
 
 
-@functools.cache
-def _limits(kind: str, index: int) -> Limits:
-    return of(torch.empty(0, device=torch.device(kind, index))).limits()
-
-
 def _grid(per_unit: int, tiles: int, tensor: torch.Tensor) -> tuple[int]:
-    units = _limits(tensor.device.type, tensor.device.index or 0).units
+    units = of(tensor).limits().units
     return (min(tiles, per_unit * units) if per_unit else tiles,)
 
 

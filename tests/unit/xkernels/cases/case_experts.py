@@ -16,8 +16,8 @@ from xkernels.ops.scheme import Scheme
 
 DEVICE = live().torch_device()
 FP8 = torch.float8_e4m3fn
-# Relative RMS error against the twin: rounding of operands and of the intermediate. FP8: one part in 250 of bf16 rounding
-# flips the last of three mantissa bits of some intermediate values; a wrong scale or row costs 0.1 and more.
+# Relative RMS error against the twin: rounding of operands and of the intermediate. In FP8 the bf16 rounding of the
+# intermediate flips the last of three mantissa bits of some of it; a wrong scale or row costs 0.1 and more.
 LIMIT = {torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 5e-3}
 FP8_LIMIT = 4e-2
 

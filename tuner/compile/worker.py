@@ -1,0 +1,74 @@
+"""The compiling process: one target each, since Triton keeps what it compiled for the target it first saw."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tuner.compile.facts import captured, facts_of
+from tuner.compile.targets import SimulatedDevice, Target, activate, find
+
+__all__ = ["compile_config", "compile_variant", "start"]
+
+_STATE: dict[str, Target] = {}
+
+
+def start(name: str) -> None:
+    """Prepare this process for one target."""
+    target = find(name)
+    activate(target)
+    _STATE["target"] = target
+
+
+def compile_variant(name: str) -> list[dict[str, Any]]:
+    """Facts of each kernel that the variant called `name` launches."""
+    from tuner.compile.variants import VARIANTS
+
+    variant = next(v for v in VARIANTS if v.name == name)
+    return _rows({"variant": name}, lambda target: variant.call(target))
+
+
+def compile_config(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Facts of one projection under one config of a file; `job` is made by `configs.jobs`."""
+    from tuner.compile.variants import experts_call
+
+    config, wanted = job["config"], {"up": "up_gemm", "down": "down_gemm"}[job["projection"]]
+    tile = (int(config["BLOCK_SIZE_M"]), int(config["BLOCK_SIZE_N"]), int(config["BLOCK_SIZE_K"]))
+    extra = {n: v for n, v in config.items() if n not in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")}
+    extra.setdefault("num_warps", 4)
+    extra.setdefault("num_stages", 3)
+    import torch
+
+    rows = _rows(
+        {},
+        lambda target: experts_call(
+            target, kind=job["kind"], tile=tile, dtype=getattr(torch, job["dtype"]), extra=extra,
+            sizes=(2, int(job["hidden"]), int(job["N"])), topk_=2,
+        ),
+        only=wanted,
+    )  # fmt: skip
+    return [{**row, **{n: job[n] for n in ("key",)}} for row in rows if row.get("kernel") in (wanted, None)]
+
+
+def _rows(words: dict[str, Any], call: Any, only: str | None = None) -> list[dict[str, Any]]:
+    from xkernels.device import simulated
+
+    target = _STATE["target"]
+    begin = time.perf_counter()
+    words = {**words, "target": target.name}
+    try:
+        with captured() as built, simulated(SimulatedDevice(target)):  # type: ignore[arg-type]
+            call(target)
+    except Exception as error:  # whatever a compiler or a launcher says is this config's result
+        text = str(error).strip().splitlines() or [""]
+        reason = f"{type(error).__name__}: {text[-1][:300]}"
+        return [{**words, "kernel": only, "status": "failed", "error": reason, "seconds": _since(begin)}]
+    seconds = _since(begin)
+    return [
+        {**words, "kernel": name, "status": "ok", "error": None, "seconds": seconds, **facts_of(kernel, target)}
+        for name, kernel in built
+    ]
+
+
+def _since(begin: float) -> float:
+    return round(time.perf_counter() - begin, 3)
