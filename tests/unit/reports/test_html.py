@@ -244,9 +244,9 @@ def test_300_cells_weigh_less_than_one_and_a_half_megabytes(many: Callable[[int]
 def test_10_000_cells_render_in_time_and_memory(many: Callable[[int], RunBundle]) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     bundle = many(10_000)
-    started = time.monotonic()
+    started = time.process_time()
     text = html.render(bundle)
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
     assert text.count("<tr data-v=") == 10_000
     assert "quietest cells have a row but no drill-down" in text
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
