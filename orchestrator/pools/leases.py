@@ -76,6 +76,11 @@ class Pool:
                     return lease
             return None
 
+    def busy(self) -> bool:
+        """Whether no slot is free: asking for one would be in vain."""
+        with self._mutex:
+            return not self._free or self.holder is not None
+
     def withdraw(self, slot: Slot) -> None:
         """Take a slot out of use for the rest of the run: its device is lost."""
         with self._mutex:

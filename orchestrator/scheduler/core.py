@@ -6,6 +6,7 @@ in the journal before it is taken, so the state after a crash is what the journa
 
 from __future__ import annotations
 
+import bisect
 import queue
 import shutil
 import threading
@@ -92,7 +93,9 @@ class Scheduler:
         self._cells = {cell.id: cell for cell in plan.cells}
         self._place = {cell.id: index for index, cell in enumerate(plan.cells)}
         self._arms: dict[str, ArmSpec] = {arm.name: arm for arm in plan.arms}
-        self._waiting: list[_Todo] = []
+        self._waiting: list[_Todo] = []  # in order of priority
+        self._changed = True  # whether a cell has ended since the hopeless ones were looked for
+        self._numbers: dict[str, int] = {}
         self._running: dict[str, _Running] = {}
         self._final: dict[str, State] = {}
         self._ended: queue.Queue[tuple[_Running, AttemptDone | BaseException]] = queue.Queue()
@@ -106,6 +109,8 @@ class Scheduler:
         Raises:
             InfraError: the journal or the run directory cannot be written any more. All children are ended first.
         """
+        for entry in self.journal.of("lease"):
+            self._numbers[entry.data["cell"]] = max(self._numbers.get(entry.data["cell"], 0), entry.data["attempt"])
         self._recover(read_cells(self.journal.entries))
         try:
             while self._waiting or self._running:
@@ -185,7 +190,7 @@ class Scheduler:
         kept = history.final is not None and history.final[0] in KEPT
         if not all(self._final.get(need) == "PASSED" for need in cell.needs):
             # What it needs runs again, and may write something else: only then can its key be known.
-            self._waiting.append(self._todo(cell, first, history))
+            self._add(self._todo(cell, first, history))
             return
         done = history.finished(first)
         if kept and history.final is not None and history.final[0] != "PASSED":
@@ -195,7 +200,7 @@ class Scheduler:
                 return
             done = None
         if done is None or done.key != self._key(cell) or not self._intact(cell, done):
-            self._waiting.append(self._todo(cell, first, history))
+            self._add(self._todo(cell, first, history))
             return
         if first == "only":
             self._settle(cell, history, "PASSED", "")
@@ -215,7 +220,7 @@ class Scheduler:
             return
         todo = self._todo(cell, "confirm", history)
         todo.device, todo.screen = screen.device, ratios
-        self._waiting.append(todo)
+        self._add(todo)
 
     def _settle(self, cell: PlannedCell, history: CellHistory, state: State, reason: str) -> None:
         """A finished cell stays finished; the journal says so once."""
@@ -243,14 +248,30 @@ class Scheduler:
 
     # Starting
 
+    def _add(self, todo: _Todo) -> None:
+        bisect.insort(self._waiting, todo, key=lambda item: item.priority)
+        self._changed = True
+
     def _start_what_can(self) -> None:
-        self._block_hopeless()
-        for todo in sorted(self._waiting, key=lambda item: item.priority):
-            if self._may_start(todo):
-                slot, lease = self._lease(todo)
-                if slot is not None:
-                    self._waiting.remove(todo)
-                    self._start(todo, slot, lease)
+        """Give every free slot to the first cell that may have it."""
+        if self._changed:
+            self._changed = False
+            self._block_hopeless()
+        started: list[_Todo] = []
+        full: set[str] = set()
+        for todo in self._waiting:
+            if todo.cell.pool in full or not self._may_start(todo):
+                continue
+            slot, lease = self._lease(todo)
+            if slot is not None:
+                started.append(todo)
+                self._start(todo, slot, lease)
+            if todo.cell.pool is not None and self.site.pools[todo.cell.pool].busy():
+                full.add(todo.cell.pool)
+                if len(full) == len(self.site.pools) and not KINDS[todo.cell.kind].host:
+                    break
+        for todo in started:
+            self._waiting.remove(todo)
 
     def _block_hopeless(self) -> None:
         """Cells whose needs have failed, and cells of pools that are down, end as BLOCKED."""
@@ -351,8 +372,10 @@ class Scheduler:
         return self.site.host if cell.pool is None else self.site.isolations[cell.pool]
 
     def _next_number(self, cell: PlannedCell) -> int:
-        used = [entry.data["attempt"] for entry in self.journal.of("lease") if entry.data["cell"] == cell.id]
-        return max([*used, self.rundir.last_attempt(cell.id)], default=0) + 1
+        """One more than any attempt that the journal or the disk knows: a number is never used twice."""
+        last = max(self._numbers.get(cell.id, 0), self.rundir.last_attempt(cell.id))
+        self._numbers[cell.id] = last + 1
+        return last + 1
 
     def _key(self, cell: PlannedCell) -> str:
         pool = next((pool for pool in self.plan.pools if pool.name == cell.pool), None)
@@ -392,6 +415,7 @@ class Scheduler:
         self.progress.ended(cell, todo.stage, done)
         if done.state == "DEVICE_LOST" and running.lease is not None:
             self.site.pools[running.slot.pool].withdraw(running.slot)
+            self._changed = True
         if done.retry and todo.tries < cell.retries and not self.cancel.is_set():
             self._again(todo, done)
         elif done.state != "PASSED":
@@ -408,7 +432,7 @@ class Scheduler:
         if done.state == "DEVICE_LOST" and stage == "confirm":
             stage, device, screen = "screen", None, ()
         self.progress.note(f"{todo.cell.label}: {done.state}, trying again ({done.reason})")
-        self._waiting.append(_Todo(todo.cell, stage, todo.place, device, screen, todo.tries + 1))
+        self._add(_Todo(todo.cell, stage, todo.place, device, screen, todo.tries + 1))
         self.cancel.wait(self._retry_pause_s)
 
     def _after_screen(self, todo: _Todo, running: _Running, done: AttemptDone) -> None:
@@ -417,7 +441,7 @@ class Scheduler:
             self._finish(todo.cell, "PASSED", answer.reason)
             return
         device = running.slot.device.identity.identity
-        self._waiting.append(_Todo(todo.cell, "confirm", todo.place, device, done.ratios))
+        self._add(_Todo(todo.cell, "confirm", todo.place, device, done.ratios))
 
     def _publish(self, cell: PlannedCell, number: int) -> None:
         """Put a tuned tree in its place: the last step before the `done` entry that makes it count."""
@@ -431,6 +455,7 @@ class Scheduler:
     def _finish(self, cell: PlannedCell, state: State, reason: str) -> None:
         self.journal.append("final", cell=cell.id, state=state, reason=reason)
         self._final[cell.id] = state
+        self._changed = True
         self.progress.finished(cell, state, reason)
 
 
