@@ -32,7 +32,7 @@ cells:
   - kind: serve
     moe_runner_backend: [triton]
     load: {requests: 2, concurrency: 2, input: 4, output: 4, seed: 1}
-compare: {baseline: untuned, candidate: tuned, expect: no_regression, screen: 2, confirm: 2, futility: none}
+compare: {baseline: untuned, candidate: tuned, expect: no_regression, screen: 1, confirm: 1, futility: none}
 gate: {metric: {serve: output_throughput}, margin: 1%}
 """
 
@@ -49,7 +49,7 @@ def run(cpu_image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> Path
         done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=560, check=False)
     finally:
         matrix.unlink()
-    # The gate may say anything of two pairs; that every cell ran is what is asked here.
+    # The gate may say anything of one pair; that every cell ran is what is asked here.
     assert done.returncode in (0, 1, 4), done.stdout + done.stderr
     return folder / "run"
 
@@ -76,9 +76,9 @@ def test_what_ran_in_a_container_says_so(run: Path, cpu_image: BuiltImage) -> No
         for result in results(run, cell["id"]):
             if cell["kind"] == "check":  # on the host, by design
                 continue
-            text = json.dumps(result)
-            assert cpu_image.id in text, cell["kind"]
-            assert cpu_image.python.split()[1] in text, cell["kind"]
+            assert result["detail"]["isolation"] == "docker", cell["kind"]
+            # The interpreter is the image's, which the host's need not be.
+            assert result["environment"]["python"] == cpu_image.python.split()[1], cell["kind"]
 
 
 def test_nothing_is_left(run: Path, client: Any) -> None:
