@@ -23,12 +23,13 @@ class MoegateEngine:
 
     def command(self, spec: Spec, work: Path, port: int) -> Command:
         """One process for HTTP, which starts one for the device."""
-        if spec.tp > 1 or spec.ep > 1:
-            raise UsageError(f"tp {spec.tp}, ep {spec.ep}: it runs on one device", field="tp", fix="leave it 1")
+        if spec.tp not in (1, spec.ep):
+            raise UsageError(f"tp {spec.tp}: only experts are spread out", field="tp", fix="1, or as many as ep")
         argv = [sys.executable, "-P", "-m", "serving.server", f"--model={spec.model}", f"--weights={spec.weights}",
                 f"--dtype={spec.dtype}", f"--backend={spec.backend}", f"--graph={spec.graph}", f"--seed={spec.seed}",
                 f"--slots={spec.slots}", f"--length={spec.length}", f"--port={spec.port}",
-                f"--configs={spec.configs or 'none'}", f"--address-file={work / _ADDRESS}"]  # fmt: skip
+                f"--ep-size={spec.ep}", f"--configs={spec.configs or 'none'}",
+                f"--address-file={work / _ADDRESS}"]  # fmt: skip
         if spec.record_routing is not None:
             argv.append(f"--record-routing={spec.record_routing}")
         return Command((*argv, *spec.extra))

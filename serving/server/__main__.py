@@ -41,6 +41,13 @@ def parser() -> argparse.ArgumentParser:
     add("--threads", type=int, default=0, help="CPU threads of the worker (default: cores less one)")
     add("--record", "--record-routing", metavar="DIR", help="keep expert choices of prefills there")
     add("--record-min-tokens", type=int, default=64, help="smallest prefill that is kept")
+    add("--ep-size", type=int, default=1, help="processes that share the experts (expert parallelism)")
+    add(
+        "--ep-mode",
+        default="fast",
+        choices=["fast", "deterministic"],
+        help="deterministic: same bits whatever the rank",
+    )
     add("--max-queue", type=int, default=256, help="requests that may wait; more get a 503")
     add("--served-model-name", help="name in /v1/models (default: the model folder's)")
     add("--port", type=int, default=0, help="0: any free port")

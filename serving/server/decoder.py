@@ -18,7 +18,7 @@ from serving.server.kvcache import KvCache
 from serving.server.recorder import Recorder
 from serving.server.spec import DecoderSpec
 from serving.server.weights import DecoderWeights, LayerWeights, MlpWeights, MoeWeights
-from xkernels.ops.prepared import PreparedExperts, prepare_experts
+from xkernels.ops.prepared import PreparedExperts
 
 __all__ = ["Decoder", "Prompt"]
 
@@ -59,7 +59,7 @@ class Decoder:
         self.glue: Glue = TritonGlue() if experts.fused else TorchGlue()
         self.beside: Beside = _in_turn  # how shared and routed experts run: a capture may put them side by side
         self.prepared: dict[int, PreparedExperts] = {
-            index: prepare_experts(layer.mlp.w1, layer.mlp.w2)
+            index: experts.prepare(layer.mlp)
             for index, layer in enumerate(weights.layers)
             if isinstance(layer.mlp, MoeWeights)
         }
@@ -148,8 +148,8 @@ class Decoder:
             self.recorder.record(index, ids)
         prepared, shared = self.prepared[index], moe.shared
         if shared is None:
-            return (self.experts(x, prepared, weights, ids),)
-        return self.beside(lambda: self._gated(x, shared), lambda: self.experts(x, prepared, weights, ids))
+            return (self.experts(x, prepared, weights, ids, index),)
+        return self.beside(lambda: self._gated(x, shared), lambda: self.experts(x, prepared, weights, ids, index))
 
     def _gated(self, x: torch.Tensor, mlp: MlpWeights) -> torch.Tensor:
         return F.linear(self.glue.silu_mul(F.linear(x, mlp.gate_up)), mlp.down)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,15 @@ import torch
 from moegate import canonical
 from moegate.configs import ConfigTree, Pair
 from moegate.dispatch import Capabilities, Problem, Selection, select
+from moegate.errors import InfraError
 from moegate.records import ConfigUse, Proof
 from serving.server.spec import DecoderSpec
 from serving.server.weights import MoeWeights
 from xkernels import device as devices
 from xkernels.ops import _details
+from xkernels.ops.expert_parallel import EpLayout, EpPeerLost, ep_fused_experts
 from xkernels.ops.fused_experts import fused_experts
-from xkernels.ops.prepared import PreparedExperts
+from xkernels.ops.prepared import PreparedExperts, prepare_experts
 from xkernels.ops.topk import Router, topk, topk_reference
 
 __all__ = ["Experts", "capabilities", "kernel_hash"]
@@ -56,10 +59,17 @@ class Experts:
         live: the device.
         request: a backend's name, or `auto`; what cannot be honoured raises DispatchRefused.
         configs: root of the config tree; None is the empty tree (every lookup answers `default`).
+        ep: number of ranks that share the experts; `share` must then be called before the first layer runs.
     """
 
     def __init__(
-        self, spec: DecoderSpec, dtype: torch.dtype, live: devices.Device, request: str, configs: Path | None
+        self,
+        spec: DecoderSpec,
+        dtype: torch.dtype,
+        live: devices.Device,
+        request: str,
+        configs: Path | None,
+        ep: int = 1,
     ) -> None:
         self.spec = spec
         name = str(dtype).removeprefix("torch.")
@@ -71,13 +81,24 @@ class Experts:
         self.tree = ConfigTree(configs)
         self.pair: Pair | None = None
         if self.selection.resolved == CONFIGURED:
-            key = spec.layout.key(config_device(live), dtype=name, fuse_shared=False)
+            key = spec.layout.key(config_device(live), dtype=name, fuse_shared=False, tp=ep, ep=ep)
             self.pair = self.tree.resolve_pair(key, triton=self.caps.triton or "")
         self.router = Router(
             spec.topk, spec.scoring, spec.renormalise, spec.routed_scaling, spec.groups, spec.top_groups
         )
         self.rows: Counter[int] = Counter()
         self._configs = functools.cache(self._configs_for)
+        self.layout: EpLayout | None = None
+        self._call_others: Callable[[int], None] | None = None
+
+    def share(self, layout: EpLayout, call_others: Callable[[int], None] | None) -> None:
+        """Run every layer over the ranks of `layout`; `call_others` tells them which layer it is (on rank 0)."""
+        self.layout, self._call_others = layout, call_others
+
+    def prepare(self, moe: MoeWeights) -> PreparedExperts:
+        """Bring a layer's experts, or this rank's share of them, into the kernels' layout."""
+        mine = slice(None) if self.layout is None else self.layout.local_experts
+        return prepare_experts(moe.w1[mine], moe.w2[mine])
 
     def route(self, moe: MoeWeights, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Choose experts for rows of `x` [M, H]: weights float32 and ids int32, both [M, topk]."""
@@ -85,11 +106,17 @@ class Experts:
         choose = topk if self.others["topk"] == "triton" else topk_reference
         return choose(logits, self.router, moe.correction)
 
-    def __call__(self, x: torch.Tensor, experts: PreparedExperts, weights: torch.Tensor, ids: torch.Tensor
+    def __call__(self, x: torch.Tensor, experts: PreparedExperts, weights: torch.Tensor, ids: torch.Tensor, layer: int
                  ) -> torch.Tensor:  # fmt: skip
         """Routed experts of one layer; `x` [M, H] -> [M, H]."""
-        up, down = self._configs(x.shape[0])
-        self.rows[x.shape[0]] += 1
+        if self.layout is not None:
+            if self._call_others is not None:
+                self._call_others(layer)
+            try:
+                return ep_fused_experts(x, experts, weights, ids, self.layout, configs=self._counted)
+            except EpPeerLost as error:
+                raise InfraError(f"an expert rank is gone: {error}") from None
+        up, down = self._counted(x.shape[0])
         return fused_experts(x, experts, weights, ids, backend=self.selection.resolved, up=up, down=down)
 
     def proof(self) -> Proof:
@@ -105,6 +132,10 @@ class Experts:
             calls={self.selection.resolved: self.rows.total()},
             kernel_hash=kernel_hash(),
         )
+
+    def _counted(self, m: int) -> ExpertConfigs | tuple[None, None]:
+        self.rows[m] += 1
+        return self._configs(m)
 
     def _configs_for(self, m: int) -> ExpertConfigs | tuple[None, None]:
         return (None, None) if self.pair is None else self.pair.for_batch(m, self.spec.topk)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Graph", "Settings"]
+__all__ = ["EpMode", "Graph", "Settings"]
 
 Graph = Literal["eager", "full"]
+EpMode = Literal["fast", "deterministic"]
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class Settings:
     """The worker's settings.
 
     `configs` is a folder, or None for the empty tree. `weights` is `random` or a folder. `slots` 0 and `length` 0 are
-    chosen by the worker: from the device's kind, and from the model. `record` is where expert choices go.
+    chosen by the worker: from the device's kind, and from the model. `record` is where expert choices go. `ep_size` is
+    the number of processes (on a GPU machine: devices) that share the experts.
     """
 
     model: str
@@ -32,6 +34,8 @@ class Settings:
     record: str | None = None
     record_min_tokens: int = 64
     threads: int = 0
+    ep_size: int = 1
+    ep_mode: EpMode = "fast"
 
     @property
     def config_root(self) -> Path | None:

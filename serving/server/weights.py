@@ -18,7 +18,18 @@ from moegate.errors import UsageError
 from moegate.paths import ensure_inside
 from serving.server.spec import DecoderSpec
 
-__all__ = ["DecoderWeights", "LayerWeights", "MlpWeights", "MoeWeights", "Random", "Safetensors", "Source", "build"]
+__all__ = [
+    "DecoderWeights",
+    "LayerWeights",
+    "MlpWeights",
+    "MoeWeights",
+    "Random",
+    "Safetensors",
+    "Source",
+    "build",
+    "moe_weights",
+    "source_of",
+]
 
 
 @dataclass(frozen=True)
@@ -144,6 +155,11 @@ def _shards(folder: Path) -> list[Path]:
     return paths
 
 
+def source_of(weights: str, seed: int, dtype: torch.dtype, device: torch.device) -> Source:
+    """Where the weights come from: `random`, or a checkpoint's folder."""
+    return Random(seed, dtype, device) if weights == "random" else Safetensors(Path(weights), dtype, device)
+
+
 def build(spec: DecoderSpec, source: Source) -> DecoderWeights:
     """Lay out all weights of `spec` from `source`."""
     embed = source.get("embed_tokens.weight", (spec.vocab, spec.hidden))
@@ -172,7 +188,9 @@ def _layer(spec: DecoderSpec, source: Source, index: int) -> LayerWeights:
         out=source.get(attn + "o_proj.weight", (hidden, widths["q"])),
         out_bias=source.get(attn + "o_proj.bias", (hidden,)) if bias else None,
         mlp=(
-            _moe(spec, source, at) if index in spec.moe_layers else _mlp(source, f"{at}mlp.", hidden, spec.intermediate)
+            moe_weights(spec, source, index)
+            if index in spec.moe_layers
+            else _mlp(source, f"{at}mlp.", hidden, spec.intermediate)
         ),
     )
 
@@ -182,7 +200,9 @@ def _mlp(source: Source, at: str, hidden: int, width: int) -> MlpWeights:
     return MlpWeights(gate_up, source.get(f"{at}down_proj.weight", (hidden, width)))
 
 
-def _moe(spec: DecoderSpec, source: Source, at: str) -> MoeWeights:
+def moe_weights(spec: DecoderSpec, source: Source, layer: int) -> MoeWeights:
+    """The weights of one layer's mixture of experts."""
+    at = f"layers.{layer}."
     experts, width, hidden = spec.experts, spec.expert_width, spec.hidden
     moe, gate, up, down = spec.served.names
     block = f"{at}{moe}."

@@ -41,7 +41,7 @@ class Worker:
         from serving.server.kvcache import KvCache
         from serving.server.recorder import Recorder
         from serving.server.spec import read_spec
-        from serving.server.weights import Random, Safetensors, Source, build
+        from serving.server.weights import build, source_of
         from xkernels import device as devices
 
         began = time.perf_counter()
@@ -53,15 +53,14 @@ class Worker:
         where = self.live.torch_device()
         slots = settings.slots or _SLOTS.get(self.live.kind, 128)
         length = min(settings.length or _MAX_LENGTH, self.spec.max_positions)
-        self.experts = Experts(self.spec, dtype, self.live, settings.backend, settings.config_root)
+        self.experts = Experts(
+            self.spec, dtype, self.live, settings.backend, settings.config_root, settings.ep_size
+        )  # fmt: skip
+        self.group = self._share_experts(dtype)
         recorder = None
         if settings.record is not None:
             recorder = Recorder(Path(settings.record), len(self.spec.moe_layers), settings.record_min_tokens)
-        source: Source = (
-            Random(settings.seed, dtype, where)
-            if settings.weights == "random"
-            else Safetensors(Path(settings.weights), dtype, where)
-        )
+        source = source_of(settings.weights, settings.seed, dtype, where)
         with torch.inference_mode():
             width = self.spec.kv_heads * self.spec.head_dim
             cache = KvCache(self.spec.layers, slots, length, width, dtype, where)
@@ -71,6 +70,24 @@ class Worker:
         self.live.reset_peak_memory()  # what loading took is no part of what serving takes
         self.load_s = time.perf_counter() - began
         self.step_s = 0.0
+
+    def _share_experts(self, dtype: Any) -> Any:
+        """The group of ranks that the experts are spread over, or None."""
+        if self.settings.ep_size == 1:
+            return None
+        if self.settings.ep_size < 1 or self.settings.ep_size > self.spec.experts:
+            raise UsageError(f"{self.settings.ep_size} ranks cannot share {self.spec.experts} experts", field="ep-size")
+        if self.settings.graph != "eager":
+            raise UsageError(
+                "the exchange reads counts back to the host: no graph holds it", field="graph", fix="eager"
+            )
+        if self.live.kind == "cpu" and not self.experts.caps.interpreter:
+            raise UsageError("the exchange's kernels need Triton", field="ep-size", fix="TRITON_INTERPRET=1 on a CPU")
+        from serving.server.expert_group import ExpertGroup
+
+        group = ExpertGroup(self.settings, self.spec, dtype, self.experts.selection.resolved)
+        self.experts.share(group.layout, group.call)
+        return group
 
     def serve(self, channel: Channel) -> None:
         """Answer messages and run steps until the HTTP process says stop or is gone."""
@@ -111,12 +128,22 @@ class Worker:
             "vocab": self.spec.vocab,
             "slots": self.batcher.decoder.cache.slots,
             "max_model_len": self.batcher.decoder.cache.length,
+            "expert_parallel": self._ep_info(),
             "running": len(self.batcher.running),
             "waiting": len(self.batcher.waiting),
             "free_slots": len(self.batcher.free),
             "load_s": round(self.load_s, 3),
             "step_s": round(self.step_s, 6),
         }
+
+    def _ep_info(self) -> dict[str, Any] | None:
+        if self.group is None:
+            return None
+        from xkernels.ops.expert_parallel import grids
+
+        layout = self.group.layout
+        wire = str(layout.wire.dtype).removeprefix("torch.")
+        return {"size": layout.world, "mode": layout.mode, "wire": wire, "grids": [asdict(use) for use in grids()]}
 
     def _handle(self, channel: Channel, message: Message) -> None:
         from serving.server.batcher import Request
@@ -177,13 +204,17 @@ def main() -> int:
     try:
         (first, *_) = channel.receive(wait=True)
         settings = Settings(**first["settings"])
+        worker = None
         try:
             worker = Worker(settings)
+            worker.serve(channel)
         except (MoegateError, OSError) as error:
             code = error.exit if isinstance(error, MoegateError) else Exit.INFRA
             channel.send({"op": "failed", "exit": int(code), "message": str(error)})
             return int(code)
-        worker.serve(channel)
+        finally:
+            if worker is not None and worker.group is not None:
+                worker.group.close()
     except EOFError:
         return int(Exit.OK)
     return int(Exit.OK)

@@ -13,7 +13,7 @@ row moves. Two modes:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from xkernels.ops._details.common import cdiv, next_power_of_2
 from xkernels.ops._details.grid import GRIDS, GridUse, synchronising_grid
 from xkernels.ops.fused_experts import PreparedExperts, fused_experts
 
+Configs = Callable[[int], tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]]
 Mode = Literal["fast", "deterministic"]
 _CHUNK = 256
 _FP8_GROUP = 128
@@ -202,16 +203,17 @@ def ep_fused_experts(
     topk_ids: torch.Tensor,
     layout: EpLayout,
     *,
-    up: Mapping[str, Any] | None = None,
-    down: Mapping[str, Any] | None = None,
+    configs: Configs,
     routed_scaling_factor: float | None = None,
 ) -> torch.Tensor:
     """A mixture-of-experts layer over the ranks of a group: dispatch, this rank's experts, combine.
 
-    `experts` holds this rank's experts only (`layout.local_experts`). In deterministic mode `up` and `down` must not
-    depend on the batch size: the tile shape is part of the result's bits.
+    `experts` holds this rank's experts only (`layout.local_experts`). `configs` gives the configs of the up and down
+    projection for the number of rows that this rank received. In deterministic mode it is asked for one row whatever
+    arrived: the tile shape is part of the result's bits.
     """
     sent = ep_dispatch(x, topk_weights, topk_ids, layout)
+    up, down = configs(1 if layout.mode == "deterministic" else sent.x.shape[0])
     ones = torch.ones_like(sent.weights) if layout.mode == "deterministic" else sent.weights
     y = fused_experts(sent.x, experts, ones, sent.ids, backend=layout.backend, up=up, down=down) \
         if sent.x.shape[0] else sent.x  # fmt: skip

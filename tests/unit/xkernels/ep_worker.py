@@ -45,7 +45,7 @@ def layer(group: dist.ProcessGroup, mode: str, dtype: torch.dtype, **options: ob
 
 
 def forward(lay: ep.EpLayout, x: torch.Tensor, w: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    return ep.ep_fused_experts(x, weights(x.dtype, lay.local_experts), w, ids, lay, up=TILE, down=TILE)
+    return ep.ep_fused_experts(x, weights(x.dtype, lay.local_experts), w, ids, lay, configs=lambda _: (TILE, TILE))
 
 
 def shares(count: int, world: int) -> list[slice]:
