@@ -42,6 +42,7 @@ class Accelerator:
     def __init__(self, index: int = 0, module: Any = None) -> None:
         self.index = index
         self._module = module if module is not None else getattr(torch, self.torch_type)
+        self._side: Any = None
         self._properties: Any = None
 
     def torch_device(self) -> torch.device:
@@ -82,8 +83,9 @@ class Accelerator:
 
     def beside(self, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
         """Two pieces of work at once, `first` on a side stream that is forked here and joined at the end."""
-        side = self._module.Stream(self.index)
-        main = self._module.current_stream(self.index)
+        if self._side is None:  # one for good: libraries keep a workspace per stream
+            self._side = self._module.Stream(self.index)
+        side, main = self._side, self._module.current_stream(self.index)
         side.wait_stream(main)
         with self._module.stream(side):
             one = first()
