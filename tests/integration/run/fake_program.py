@@ -12,6 +12,9 @@ import time
 from pathlib import Path
 
 DEVICE = {"kind": "cpu", "name": "fake", "identity": "cpu:fake", "arch": "cpu", "driver": "", "memory_bytes": 0}
+if "ZE_AFFINITY_MASK" in os.environ:  # a simulated card: the one that the mask leaves visible
+    number = int(os.environ["ZE_AFFINITY_MASK"]) + (os.environ.get("FAKE") == "wrong-card")
+    DEVICE |= {"kind": "xpu", "name": "Intel(R) Arc(TM) Pro B60 Graphics", "identity": f"0000:0{number}:00.0"}
 
 
 def option(argv, name, default=None):
@@ -125,10 +128,14 @@ def main(argv):
     elif command == "tune":
         folder = Path(out) / "configs" / "triton_3_8_0"
         folder.mkdir(parents=True, exist_ok=True)
+        journal = Path(out) / "journal"
+        adopted = journal.exists()
+        journal.touch()
+        time.sleep(0 if adopted else float(os.environ.get("FAKE_TUNE_SLEEP", "0")))
         (folder / "E=8,N=64,device_name=cpu,dtype=float32.json").write_text('{"2": {"BLOCK_SIZE_M": 16}}')
         if mode == "link":
             (folder / "E=9,N=64,device_name=cpu.json").symlink_to("/etc/passwd")
-        write(option(argv, "result"), "tune")
+        write(option(argv, "result"), "tune", detail={"adopted": adopted})
     elif command == "bench" and program == "tuner":
         configs = option(argv, "configs")
         write(out, "kernel-bench", [launch(argv, configs, speed(argv, configs, "k"), "speed")])

@@ -1,0 +1,155 @@
+"""Several devices at once, and arms whose configs or code come from a commit."""
+
+# ruff: noqa: E501 - edits read best on one line
+import os
+import subprocess
+from collections import defaultdict
+from itertools import pairwise
+
+import pytest
+
+from moegate import journal
+from orchestrator.bundle import read_run
+from orchestrator.commands._conclude import conclude
+from orchestrator.scheduler import RunDir
+
+FAKE_DPCTL = """
+class Device:
+    name = "Intel(R) Arc(TM) Pro B60 Graphics"
+    driver_version = "1.6"
+    def __init__(self, number):
+        self.pci_address = f"0000:0{number}:00.0"
+def get_devices(backend, device_type):
+    return [Device(number) for number in range(4)]
+"""
+
+
+@pytest.fixture
+def four_cards(tmp_path, monkeypatch):
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake" / "dpctl.py").write_text(FAKE_DPCTL)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
+
+
+POOL = ("  cpu: {device: cpu, ray: none, isolation: process}",
+        "  cpu: {device: xpu, slots: 4, ray: none, isolation: process, device_name: Intel(R) Arc(TM) Pro B60 Graphics}")  # fmt: skip
+
+
+def attempts(path):
+    """(device, first entry, last entry) of each attempt."""
+    begun, spans = {}, []
+    for entry in journal.read(path / "journal"):
+        key = (entry.data.get("cell"), entry.data.get("attempt"))
+        if entry.kind == "lease":
+            begun[key] = (entry.data["device"], entry.seq)
+        elif entry.kind == "done":
+            spans.append((*begun.pop(key), entry.seq))
+    assert not begun
+    return spans
+
+
+def test_many_cells_spread_over_four_cards_and_never_two_on_one(run, four_cards):
+    ops = ", ".join(f"op{number}" for number in range(32))
+    run.edit(POOL, ("    dtypes: [float32]", f"    ops: [{ops}]\n    dtypes: [float32]"))
+    run("kernel-test/*")
+    spans = attempts(run.path)
+    by_device = defaultdict(list)
+    for device, first, last in spans:
+        by_device[device].append((first, last))
+    assert len(spans) == 32
+    assert set(by_device) == {f"0000:0{number}:00.0" for number in range(4)}
+    for intervals in by_device.values():
+        ordered = sorted(intervals)
+        assert all(before[1] < after[0] for before, after in pairwise(ordered))
+        assert len(intervals) > 2, "no card was left idle"
+    assert all(outcome.state == "PASSED" for outcome in read_run(run.path).outcomes)
+
+
+def test_both_stages_of_a_cell_run_on_one_card(run, four_cards):
+    run.edit(POOL)
+    run()
+    facts = read_run(run.path)
+    assert {outcome.state for outcome in facts.outcomes} == {"PASSED"}
+    for cell in facts.plan.cells:
+        devices = {launch.device.identity for m in facts.measurements[cell.id] for launch in m.launches}
+        assert len(devices) == (1 if cell.arms else 0)
+    # On this platform auto is served by another backend than Triton, so its cell is a control.
+    assert [c.control for c in facts.plan.cells if c.kind == "serve"] == [True, False]
+    assert conclude(run.path).exit == 0
+
+
+def test_a_launch_on_another_card_is_no_result(run, four_cards):
+    run.edit(POOL, ("untuned: {configs: none}", "untuned: {configs: none, env: {FAKE: wrong-card}}"))
+    run("kernel-bench/*")
+    outcome = read_run(run.path).outcomes[-1]
+    assert outcome.state == "INFRA_ERROR"
+    assert "asked for device 0000:00:00.0, the launch ran on 0000:01:00.0" in outcome.reason
+    assert len(outcome.attempts) == 1
+
+
+def test_two_orchestrators_share_the_cards_of_a_host(run, four_cards, tmp_path):
+    ops = ", ".join(f"op{number}" for number in range(12))
+    run.edit(POOL, ("    dtypes: [float32]", f"    ops: [{ops}]\n    dtypes: [float32]"),
+             ("  - kind: check\n", ""), ("pools:\n", "images:\n  i: {reference: 'x@sha256:" + "0" * 64 + "', env: {FAKE_SLEEP: '0.05'}}\npools:\n"),
+             ("isolation: process, device_name", "image: i, isolation: process, device_name"))  # fmt: skip
+    first = run.start()
+    there, run.path = run.path, run.repository / "second"
+    second = run.start()
+    for process in (first, second):
+        text, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, text
+    for path in (there, run.path):
+        assert {outcome.state for outcome in read_run(path).outcomes} == {"PASSED"}
+
+
+@pytest.fixture
+def commit(run):
+    """Commit a config tree, then change it, so that the commit and the folder differ."""
+    folder = run.repository / "kernels" / "configs" / "triton_3_8_0"
+    folder.mkdir(parents=True)
+    (folder / "E=8,N=64,device_name=cpu,dtype=float32.json").write_text("{}")
+    (run.repository / "marker.py").write_text("")
+    git = ["git", "-C", str(run.repository), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for argv in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *argv], check=True, capture_output=True)
+    sha = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    (folder / "E=8,N=64,device_name=cpu,dtype=float32.json").write_text('{"2": {}}')
+    return sha
+
+
+def test_configs_of_a_commit_are_those_that_were_committed(run, commit):
+    run.edit(("tuned: {configs: tuned}", "tuned: {configs: 'git:HEAD'}"))
+    run("serve/*/triton/*")
+    facts = read_run(run.path)
+    assert next(arm for arm in facts.plan.arms if arm.name == "tuned").configs == f"git:{commit}"
+    assert facts.outcomes[-1].state == "PASSED", facts.outcomes[-1]
+    tree = next((run.path / "sources").rglob("E=8*.json"))
+    assert tree.read_text() == "{}"
+
+
+def test_an_arm_with_a_source_runs_that_code(run, commit):
+    run.edit(("tuned: {configs: tuned}", "tuned: {configs: none, source: HEAD}"))
+    run("serve/*/triton/*")
+    facts = read_run(run.path)
+    assert facts.outcomes[-1].state == "PASSED", facts.outcomes[-1]
+    sources = list((run.path / "sources").iterdir())
+    assert [path.name for path in sources] == [commit[:16]]
+    assert (sources[0] / "marker.py").is_file()
+
+
+def test_a_tuner_that_was_killed_goes_on_from_its_own_journal(run):
+    run.edit(("  cpu: {device: cpu, ray: none, isolation: process}", "  cpu: {device: cpu, ray: none, isolation: process, image: i}"),
+             ("pools:\n", "images:\n  i: {reference: 'x@sha256:" + "0" * 64 + "', env: {FAKE_TUNE_SLEEP: '60'}}\npools:\n"))  # fmt: skip
+    process = run.start()
+    tune = next(cell for cell in run.plan().cells if cell.kind == "tune")
+    file = RunDir(run.path).attempt(tune.id, 1) / "launch-000" / "tuned" / "journal"
+    while not file.exists():
+        assert process.poll() is None
+        os.sched_yield()
+    process.kill()
+    process.communicate()
+    run.start(resume=True).communicate(timeout=120)
+    facts = read_run(run.path)
+    assert facts.measurements[tune.id][0].detail["adopted"] is True
+    outcome = next(outcome for outcome in facts.outcomes if outcome.cell == tune.id)
+    assert [attempt.state for attempt in outcome.attempts] == ["CANCELLED", "PASSED"]
