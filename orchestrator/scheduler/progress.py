@@ -32,6 +32,9 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
+_BAR = 30
+
+
 class Progress:
     """Prints events to standard error. Thread-safe; a broken pipe never ends a run."""
 
@@ -81,12 +84,25 @@ class Progress:
         pace = self._spent / self._expected if self._expected > 5.0 else 1.0
         return f", about {duration(left * min(max(pace, 0.1), 10.0))} left"
 
+    def close(self) -> None:
+        """Take the bar away; later lines stand alone."""
+        with self._mutex:
+            if self._terminal and not self._quiet:
+                self._terminal = False
+                self._stream.write("\r\x1b[K")
+                self._stream.flush()
+
+    def _bar(self) -> str:
+        done = round(_BAR * self._finished / max(self._total, 1))
+        return f"[{'#' * done}{'.' * (_BAR - done)}] {self._finished} of {self._total} cells{self._eta()}"
+
     def _print(self, text: str) -> None:
         if self._quiet:
             return
         with self._mutex:
             try:
-                self._stream.write(f"[{duration(time.monotonic() - self._began):>6}] {clean(text)}\n")
+                erase, bar = ("\r\x1b[K", self._bar()) if self._terminal else ("", "")
+                self._stream.write(f"{erase}[{duration(time.monotonic() - self._began):>6}] {clean(text)}\n{bar}")
                 self._stream.flush()
             except (OSError, ValueError):
                 self._quiet = True

@@ -73,8 +73,11 @@ def execute(
             plan = _take_over(plan, rundir, progress)
         rundir.cancel_file.unlink(missing_ok=True)
         records.write(rundir.plan_file, plan)
-        with Journal.open(rundir.journal_file) as journal:
-            return _session(plan, rundir, journal, root, isolation, programs, progress)
+        try:
+            with Journal.open(rundir.journal_file) as journal:
+                return _session(plan, rundir, journal, root, isolation, programs, progress)
+        finally:
+            progress.close()
 
 
 def _take_over(plan: Plan, rundir: RunDir, progress: Progress) -> Plan:

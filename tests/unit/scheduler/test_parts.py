@@ -155,3 +155,21 @@ def test_progress_never_moves_the_cursor():
     assert clean("a\x1b[2J\x07\u202eb\nc") == "a\ufffd[2J\ufffd\ufffdb c"
     assert [duration(seconds) for seconds in (3, 65, 3725)] == ["3s", "1m05s", "1h02m"]
     assert json.dumps(clean("\u00e9")) == '"\\u00e9"'
+
+
+def test_a_terminal_gets_a_bar_and_a_file_gets_lines():
+    import io
+
+    from orchestrator.scheduler.progress import Progress
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for stream in (io.StringIO(), Terminal()):
+        progress = Progress(PLAN, stream)
+        progress.finished(PLAN.cells[0], "PASSED", "")
+        assert ("1 of 2 cells" in stream.getvalue()) == stream.isatty()
+        progress.close()
+        progress.note("after")
+        assert stream.getvalue().endswith("after\n")
