@@ -82,6 +82,8 @@ def bench(
     graph: Annotated[str, typer.Option(help="eager or full.")] = "eager",
     seed: Seed = 0,
     engine: Engine = "moegate",
+    tp: Annotated[int, typer.Option(help="Tensor-parallel size.")] = 1,
+    ep: Annotated[int, typer.Option(help="Expert-parallel size.")] = 1,
     routing: Annotated[str, typer.Option(help="uniform, skewed, or a folder of recorded routing.")] = "uniform",
     reps: Annotated[int, typer.Option(help="Timed replays per batch size; 0 chooses.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Where to write the measurement record.")] = None,
@@ -95,8 +97,8 @@ def bench(
 
     raise typer.Exit(
         run(model=model, shape=shape, op=op, dtype=dtype, batch_sizes=batch_sizes, configs=configs,
-            backend=moe_runner_backend, graph=graph, seed=seed, engine=engine, routing=routing, reps=reps, out=out,
-            as_json=as_json)
+            backend=moe_runner_backend, graph=graph, seed=seed, engine=engine, tp=tp, ep=ep, routing=routing, reps=reps,
+            out=out, as_json=as_json)
     )  # fmt: skip
 
 

@@ -44,4 +44,4 @@ def problem_of(model: Path | None, shape: str | None, op: str, dtype: str, *, en
         dtype = quant if quant in DTYPES else layout.dtype
     block = layout.quant.block_shape if dtype == "fp8_w8a8" else None
     visible = (block[0], block[1]) if block is not None and all(block) else None
-    return Problem(op, experts + shared, intermediate, layout.hidden, layout.topk + shared, dtype, visible, shared)
+    return Problem(op, experts + shared, intermediate, layout.hidden, layout.topk + shared, dtype, visible, shared, ep)

@@ -35,7 +35,8 @@ class Problem:
     For `fused_experts`: `E` experts of one rank (shared-expert slots included), `N` intermediate size of one rank, `H`
     hidden size, `topk` experts per token. For a dense linear `N` x `H` is the weight. `dtype` is the activation's, or
     the quantisation scheme (`fp8_w8a8`, then bf16 activations are quantised). `shared` of the `topk` slots always go to
-    the last `shared` experts (fused shared experts).
+    the last `shared` experts (fused shared experts). Under expert parallelism (`ep` ranks) tokens choose among the
+    routed experts of all ranks, and most of their slots go elsewhere.
     """
 
     op: str
@@ -46,14 +47,20 @@ class Problem:
     dtype: str
     block_shape: tuple[int, int] | None = None
     shared: int = 0
+    ep: int = 1
 
     def __post_init__(self) -> None:
         if self.op not in OPS:
             raise UsageError(f"unknown op {self.op!r}", field="--op", fix=f"one of {', '.join(OPS)}")
         if self.dtype not in DTYPES:
             raise UsageError(f"unknown dtype {self.dtype!r}", field="--dtype", fix=f"one of {', '.join(DTYPES)}")
-        if self.topk > self.E:
+        if self.topk - self.shared > self.routed * self.ep:
             raise UsageError(f"topk {self.topk} is more than the {self.E} experts", field="--shape")
+
+    @property
+    def routed(self) -> int:
+        """This rank's experts that tokens choose, without shared ones."""
+        return self.E - self.shared
 
     @property
     def projections(self) -> tuple[Projection, ...]:
@@ -85,6 +92,7 @@ class Problem:
             "dtype": self.dtype,
             "block_shape": list(self.block_shape) if self.block_shape else None,
             "shared": self.shared,
+            "ep": self.ep,
         }
 
     @classmethod

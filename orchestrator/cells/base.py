@@ -87,6 +87,12 @@ class Work:
         value = self.cell.axes[name]
         return ",".join(str(item) for item in value) if isinstance(value, list) else str(value)
 
+    def sharding(self) -> list[str]:
+        """How the model is spread over devices, as the options of every command that reads a model."""
+        assert self.model is not None
+        sizes = {"tp": self.model.tp, "ep": self.model.ep}
+        return [f"--{name}={size}" for name, size in sizes.items() if size > 1]
+
     def config_argument(self) -> str:
         """The value of `--configs`: the arm's tree, or `none`."""
         return "none" if self.configs is None else str(self.configs)

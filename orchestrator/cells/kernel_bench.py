@@ -43,6 +43,7 @@ def _command(work: Work) -> Command:
         f"--moe-runner-backend={work.axis('moe_runner_backend')}",
         f"--graph={work.axis('graph')}",
         f"--seed={work.seed}",
+        *work.sharding(),
     ]
     if work.axis("engine") != "moegate":
         argv.append(f"--engine={work.axis('engine')}")

@@ -67,8 +67,7 @@ def server(work: Work) -> list[str]:
         "--port=0",
         f"--seed={work.seed}",
     ]
-    argv += [f"--tp={model.tp}"] if model.tp > 1 else []
-    argv += [f"--ep={model.ep}"] if model.ep > 1 else []
+    argv += work.sharding()
     return argv
 
 

@@ -39,6 +39,7 @@ def _command(work: Work) -> Command:
         f"--op={work.axis('op')}",
         f"--dtype={work.axis('dtype')}",
         f"--effort={work.axis('effort')}",
+        *work.sharding(),
     ]
     if work.cell.axes.get("batch_sizes"):
         argv.append(f"--batch-sizes={work.axis('batch_sizes')}")

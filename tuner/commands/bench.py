@@ -59,6 +59,8 @@ def run(
     graph: str,
     seed: int,
     engine: str,
+    tp: int,
+    ep: int,
     routing: str,
     reps: int,
     out: Path | None,
@@ -68,7 +70,7 @@ def run(
     began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     if graph not in ("eager", "full"):
         raise UsageError(f"unknown graph mode {graph!r}", field="--graph", fix="eager or full")
-    problem = problem_of(model, shape, op, dtype, engine=engine)
+    problem = problem_of(model, shape, op, dtype, engine=engine, tp=tp, ep=ep)
     if problem.op != "fused_experts":
         raise UsageError(f"{problem.op} is not benched with config files", field="--op", fix="fused_experts")
     sizes = parse_sizes(batch_sizes, _DEFAULT_SIZES)

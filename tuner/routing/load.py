@@ -85,8 +85,10 @@ def routes_for(
     recording = load_recording(Path(source))
     out = []
     for index, (weights, _) in enumerate(made):
-        ids = recording.ids(index, size, problem.topk, problem.E)
-        out.append((weights, torch.from_numpy(ids).to(device)))
+        ids = torch.from_numpy(recording.ids(index, size, problem.topk, problem.routed * problem.ep + problem.shared))
+        if problem.ep > 1:
+            ids = torch.where(ids < problem.routed, ids, -1)
+        out.append((weights, ids.to(device)))
     return out
 
 
