@@ -163,7 +163,7 @@ def our_call(p: Problem, i: int, data: Any, al: Any, cfg: dict[str, Any], part: 
         rows = ours.Rows(torch.randn(al[0].numel(), p.N, device=x.device, dtype=x.dtype))
         return lambda: ours.down_projection(rows, e, weights, alignment, cfg, x.dtype)
     call = ours.Call(x, e, weights, ids, cfg, down_cfg or cfg, False, None)
-    return lambda: ours.run_gemv(call) if cfg["BLOCK_SIZE_M"] == 1 else ours.run_aligned(call, alignment)
+    return lambda: ours.run_aligned(call, alignment)
 
 
 def their_call(k: Any, p: Problem, i: int, data: Any, al: Any, cfg: dict[str, Any], part: str, down: Any = None) -> Any:
@@ -193,15 +193,6 @@ def variants(cfg: dict[str, Any], mode: str) -> list[dict[str, Any]]:
     shared = cfg["num_stages"] * rows * cfg["BLOCK_SIZE_K"] * size + cfg["BLOCK_SIZE_M"] * cfg["BLOCK_SIZE_N"]
     fit = max(1, min(8, 233472 // (shared + 1024)))
     return [{**o, "PROGRAMS": n} for o in out for n in (0, fit)]
-
-
-def gemv_configs() -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Up and down configs of our matrix-vector path."""
-    base = {"BLOCK_SIZE_M": 1, "GROUP_SIZE_M": 1}
-    ups = [{**base, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "num_warps": w} for n, k, w in
-           ((16, 2048, 4), (16, 2048, 8), (16, 1024, 4), (32, 1024, 8))]  # fmt: skip
-    downs = [{**base, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": 1024, "num_warps": w} for n, w in ((4, 4), (4, 8), (8, 8))]
-    return [(u, d) for u in ups for d in downs]
 
 
 EXPLORE = False
@@ -284,16 +275,10 @@ def measure(p: Problem, k: Any, m: int, rounds: int = 4) -> dict[str, Any]:
     graphs: dict[str, Any] = {}
 
     def ours_chain(up: Any, down: Any) -> tuple[float, Any]:
-        al = als.get(up["BLOCK_SIZE_M"], als[min(als)])
+        al = als[up["BLOCK_SIZE_M"]]
         return graph_us([our_call(p, i, datas[i], al[i], up, "chain", down) for i in range(INNER)])
 
-    us, graphs["ours"] = ours_chain(mine["up"], mine["down"])
-    if m * p.topk <= 16:
-        for up, down in gemv_configs():
-            other, graph = ours_chain(up, down)
-            log(f"{p.mode} m={m} gemv {list(up.values())} {list(down.values())} {other:.2f}")
-            if other < us:
-                us, graphs["ours"], row["gemv"] = other, graph, {"up": up, "down": down}
+    _, graphs["ours"] = ours_chain(mine["up"], mine["down"])
     if not EXPLORE:
         theirs = row["sglang"] = best_of(p, k, m, datas, als, "sglang")
         tm = theirs["up"]["BLOCK_SIZE_M"]
@@ -389,8 +374,6 @@ def describe(shape: str, row: dict[str, Any]) -> str:
     )
     text += f" | up {mine['up_us']:.1f} ({f['up'] / mine['up_best_us']:.2f}) down {mine['down_us']:.1f} "
     text += f"({f['down'] / mine['down_us']:.2f}) {short(mine['up'])} / {short(mine['down'])}"
-    if "gemv" in row:
-        text += f" gemv {list(row['gemv']['up'].values())} {list(row['gemv']['down'].values())}"
     if "sglang" in row:
         t = row["sglang"]
         text += f" | up {t['up_us']:.1f} down {t['down_us']:.1f} {short(t['up'])} / {short(t['down'])}"

@@ -270,16 +270,14 @@ _ROWS: dict[str, _Row] = {
 }  # fmt: skip
 
 
+_TILES = ((64, (16, 64, 4, 5)), (256, (64, 64, 4, 4)), (1 << 31, (64, 128, 4, 3)))
+
+
 def default_linear_config(m: int) -> dict[str, int]:
     """Tile of the Triton kernel by number of rows, as measured on an H200 (docs/results)."""
-    if m <= 32:
-        return {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 1, "num_warps": 4,
-                "num_stages": 5}  # fmt: skip
-    if m <= 512:
-        return {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 8, "num_warps": 4,
-                "num_stages": 4}  # fmt: skip
-    return {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 16, "num_warps": 4,
-            "num_stages": 4}  # fmt: skip
+    block_m, block_n, warps, stages = next(tile for limit, tile in _TILES if m <= limit)
+    return {"BLOCK_SIZE_M": block_m, "BLOCK_SIZE_N": block_n, "BLOCK_SIZE_K": BLOCK_K, "GROUP_SIZE_M": 8,
+            "num_warps": warps, "num_stages": stages}  # fmt: skip
 
 
 def _gemm(

@@ -10,8 +10,7 @@ import torch
 
 from xkernels.device import is_interpreted, of
 from xkernels.ops._details import moe_gemm as _k
-from xkernels.ops._details import moe_gemv as _v
-from xkernels.ops._details.common import cdiv, next_power_of_2
+from xkernels.ops._details.common import cdiv
 from xkernels.ops.align import Alignment, moe_align_block_size
 from xkernels.ops.mxfp4 import dequantize_mxfp4
 from xkernels.ops.prepared import GROUP, PreparedExperts, can_describe, deinterleave, make_descriptor
@@ -55,8 +54,6 @@ def run_triton(c: Call) -> torch.Tensor:
         )
     if c.x.shape[0] == 0:
         return torch.empty_like(c.x)
-    if int(c.up["BLOCK_SIZE_M"]) == 1:
-        return run_gemv(c)
     alignment = moe_align_block_size(c.ids, int(c.up["BLOCK_SIZE_M"]), c.experts.num_experts)
     return run_aligned(c, alignment)
 
@@ -68,36 +65,6 @@ def run_aligned(c: Call, alignment: Alignment) -> torch.Tensor:
     hidden = up_projection(c.x, c.experts, c.weights, alignment, c.up, c.weight_on_input, down=c.down)
     outs = down_projection(hidden, c.experts, c.weights, alignment, c.down, c.x.dtype, c.weight_on_input)
     return moe_sum_reduce(outs, c.scale, overlap=overlaps(c.down, c.x))
-
-
-def run_gemv(c: Call) -> torch.Tensor:
-    """Both projections as matrix-vector products: for a handful of routed entries (BLOCK_SIZE_M 1)."""
-    assert c.up is not None
-    assert c.down is not None
-    e, ids = c.experts, c.ids.contiguous()
-    tokens, topk = ids.shape
-    block = e.scheme.kind == "fp8_block"
-    if e.scheme.kind not in ("none", "fp8_block"):
-        raise ValueError(f"BLOCK_SIZE_M 1 serves unquantised and block-FP8 experts, not {e.scheme.kind}")
-    pdl = {"PDL": overlaps(c.up, c.x), "BLOCK_SCALES": block, "TOPK": topk, "GROUP_K": BLOCK_K}
-    hidden = torch.empty(tokens * topk, e.padded, dtype=c.x.dtype, device=c.x.device)
-    _, block_n, block_k = blocks_of(c.up)
-    n2 = e.w1.shape[1]
-    _v.up_gemv[(cdiv(n2, block_n), tokens * topk)](
-        c.x, e.w1, e.w1_scale, e.b1, hidden, c.weights, ids, n2, e.hidden, c.x.stride(0), c.x.stride(1),
-        e.w1.stride(0), e.w1.stride(1), *_scale_strides(e.w1_scale), hidden.stride(0), BLOCK_N=block_n,
-        BLOCK_K=block_k, GROUP_N=GROUP, HAS_BIAS=e.b1 is not None, MUL_WEIGHT=c.weight_on_input, **pdl,
-        **e.activation.constexprs(), **options(c.up, c.x),
-    )  # fmt: skip
-    out = torch.empty_like(c.x, memory_format=torch.contiguous_format)
-    _, block_n, _ = blocks_of(c.down)
-    _v.down_gemv[(cdiv(e.hidden, block_n), tokens)](
-        hidden, e.w2, e.w2_scale, e.b2, out, c.weights, ids, 1.0 if c.scale is None else float(c.scale), e.hidden,
-        e.intermediate, hidden.stride(0), e.w2.stride(0), e.w2.stride(1), *_scale_strides(e.w2_scale), out.stride(0),
-        BLOCK_N=block_n, BLOCK_K=max(BLOCK_K, next_power_of_2(e.intermediate)), GROUP_N=BLOCK_K,
-        HAS_BIAS=e.b2 is not None, MUL_WEIGHT=not c.weight_on_input, **pdl, **options(c.down, c.x),
-    )  # fmt: skip
-    return out
 
 
 def blocks_of(config: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -142,20 +142,6 @@ def test_quantised(kind: str, tile: dict[str, Any]) -> None:
         assert error(torch_row, fused_experts_reference(x.float(), p, weights, ids)) < 2e-2
 
 
-@pytest.mark.parametrize("kind", ["none", "fp8_block"])
-def test_matrix_vector_path(kind: str) -> None:
-    x, (weights, ids) = random(2, 256, seed=3, scale=1).bfloat16(), routed(2, 3, 2)
-    ids[1, 0] = -1
-    p = quantised(kind, 3, 256, 128) if kind != "none" else prepare_experts(
-        random(3, 256, 256, seed=1).bfloat16(), random(3, 256, 128, seed=2).bfloat16())  # fmt: skip
-    tile = config(1, 16, 128)
-    got = fused_experts(x, p, weights, ids, backend="triton", up=tile, down=tile, routed_scaling_factor=1.5)
-    want = fused_experts_reference(x.float(), p, weights, ids, routed_scaling_factor=1.5)
-    assert error(got, want) < (5e-3 if kind == "none" else FP8_LIMIT)
-    with pytest.raises(ValueError, match="BLOCK_SIZE_M 1 serves"):
-        fused_experts(x, quantised("mxfp4", 3, 256, 128), weights, ids, backend="triton", up=tile, down=tile)
-
-
 def test_padding_of_mxfp4_does_not_change_the_result() -> None:
     w1, w2 = random(2, 2 * 32, 64, seed=1), random(2, 64, 32, seed=2)
     (q1, s1), (q2, s2) = quantize_mxfp4(w1), quantize_mxfp4(w2)
