@@ -39,6 +39,7 @@ Stage = Literal["only", "screen", "confirm"]
 
 MAX_RESULT_BYTES = 32 << 20
 MAX_OUTPUT_BYTES = 256 << 20
+_FULL_BYTES = 256 << 10
 _VOID_EXTRA = 3  # void pairs that a stage may run again, besides half of its own number
 
 
@@ -110,6 +111,7 @@ def run_attempt(job: AttemptJob) -> AttemptDone:
         done.state = "PASSED"
     except _Over as over:
         done.state, done.reason, done.retry = over.ending.state, over.ending.reason, over.ending.retry
+        _blame_the_disk(job, attempt)
         attempt.finish_failed()
     except InfraError as error:
         done.state, done.reason, done.retry = "INFRA_ERROR", str(error), True
@@ -118,6 +120,21 @@ def run_attempt(job: AttemptJob) -> AttemptDone:
     done.wall_s = round(time.monotonic() - began, 3)
     attempt.tidy()
     return done
+
+
+def _blame_the_disk(job: AttemptJob, attempt: _Attempt) -> None:
+    """A cell that failed on a full disk: its own fault where the disk is free again without its files, else the host's.
+
+    Raises:
+        InfraError: there is no room for anybody, so the run ends here and can be resumed.
+    """
+    done = attempt.done
+    if done.state != "FAILED" or shutil.disk_usage(job.folder).free >= _FULL_BYTES:
+        return
+    attempt.tidy()
+    if shutil.disk_usage(job.folder).free < _FULL_BYTES:
+        raise InfraError(f"{job.folder}: No space left on device")
+    done.reason = f"it filled the disk: {done.reason}"
 
 
 class _Attempt:
@@ -366,7 +383,7 @@ class _Attempt:
     def tidy(self) -> None:
         """Remove the launches' working files; of a failed tune keep the tree, from which the next attempt goes on."""
         keep = self.job.cell.kind == "tune" and self.done.state != "PASSED"
-        for folder in self.job.folder.glob("launch-*"):
+        for folder in self.job.folder.glob("launch-*") if self.job.folder.is_dir() else ():
             if not (keep and (folder / OUTPUT).is_dir()):
                 shutil.rmtree(folder, ignore_errors=True)
 

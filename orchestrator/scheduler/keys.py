@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moegate import canonical
+from moegate.paths import config_root
 from moegate.records import ModelSpec, Plan, PlannedCell
 
 __all__ = ["CODEGEN", "codegen_variables", "host_fingerprint", "key", "source_revision"]
@@ -63,10 +64,10 @@ def _cpu_name() -> str:
 
 
 @cache
-def source_revision() -> str:
+def source_revision(packages: tuple[str, ...] = _PACKAGES) -> str:
     """A hash over the Python files of the packages that children run, found without importing them."""
     rows: list[tuple[str, str]] = []
-    for name in _PACKAGES:
+    for name in packages:
         spec = importlib.util.find_spec(name)
         for folder in (spec.submodule_search_locations or []) if spec else []:
             root = Path(folder)
@@ -100,8 +101,15 @@ def key(
         "host": host_fingerprint(),
         "codegen": codegen_variables(env),
         "source": source_revision(),
+        "checked": _checked() if cell.kind == "check" else None,
     }
     return canonical.digest(parts)
+
+
+@cache
+def _checked() -> list[str]:
+    """What a check cell looks at: our rules, and the shipped configs."""
+    return [source_revision(("moegate", "orchestrator")), canonical.tree_digest(config_root())]
 
 
 def _model(model: ModelSpec | None) -> list[Any] | None:
