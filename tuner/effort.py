@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from moegate.errors import UsageError
 
@@ -19,8 +20,10 @@ class Effort:
             neighbours'; `None` for all. Projections of one layer like the same tiles, and a compile costs more than a
             measurement.
         neighbours: best configs of each neighbouring batch size that are tried too.
-        moves: rounds of one-step moves around the best; 0 for none.
-        tma: candidates per projection that are also tried with descriptor loads.
+        moves: rounds of moves around the best; 0 for none. climbers: how many of the best of each projection move.
+        reach: which moves: `launch` (num_warps, num_stages) or `all` (tiles too).
+        tma: candidates per projection that are also tried the other way: with descriptor loads, or without them where
+            the kernel is better off with them.
         refine: candidates of each projection that get every value of the refined axes (GROUP_SIZE_M).
         refine_all: whether an axis is refined too where it should not matter (`tuner.spaces.constraints.REFINED_WHEN`):
             recorded sweeps have it win by up to 1.7 % at batch size 1 all the same.
@@ -37,6 +40,8 @@ class Effort:
     follow: int | None
     neighbours: int
     moves: int
+    climbers: int
+    reach: Literal["launch", "all"]
     tma: int
     refine: int
     reps: tuple[int, ...]
@@ -49,16 +54,16 @@ class Effort:
 
 
 EFFORTS: dict[str, Effort] = {
-    "quick": Effort("quick", 20, 8, 2, 0, 2, 1, (2, 4), (4,), 1.5, 1, 5, refine_all=False),
-    "full": Effort("full", 32, 16, 3, 1, 4, 2, (2, 5, 10), (8, 4), 2.0, 2, 9, 1),
-    "exhaustive": Effort("exhaustive", None, None, 0, 0, 1_000_000, 4, (2, 4, 8), (16, 4), 1.5, 3, 9),
+    "quick": Effort("quick", 20, 8, 2, 1, 1, "launch", 1, 1, (2, 4), (4,), 1.5, 1, 5, refine_all=False),
+    "full": Effort("full", 32, 16, 3, 1, 2, "all", 3, 2, (2, 5, 10), (8, 4), 2.0, 2, 9, 1),
+    "exhaustive": Effort("exhaustive", None, None, 0, 0, 0, "all", 1_000_000, 4, (2, 4, 8), (16, 4), 1.5, 3, 9),
 }
 
 # Under Triton's interpreter one call takes as long as thousands on a device and repeats within a few per cent.
 INTERPRETED: dict[str, Effort] = {
-    "quick": Effort("quick", None, None, 0, 0, 0, 0, (1, 2), (2,), 1.3, 1, 3),
-    "full": Effort("full", None, None, 0, 1, 0, 0, (2, 3), (3,), 1.5, 2, 5),
-    "exhaustive": Effort("exhaustive", None, None, 0, 0, 0, 0, (2, 3), (4,), 4.0, 2, 5),
+    "quick": Effort("quick", None, None, 0, 0, 0, "all", 0, 0, (1, 2), (2,), 1.3, 1, 3),
+    "full": Effort("full", None, None, 0, 1, 1, "all", 0, 0, (2, 3), (3,), 1.5, 2, 5),
+    "exhaustive": Effort("exhaustive", None, None, 0, 0, 0, "all", 0, 0, (2, 3), (4,), 4.0, 2, 5),
 }
 
 

@@ -200,6 +200,7 @@ class _Setting:
         self.effort: Effort = effort(options.effort, interpreted=self.interpreted)
         self.space: Space = space_for(options.problem.op, self.vendor)
         self.kernel_hash = str(live.ready["kernel_hash"])
+        self.descriptors_first = bool(live.ready["descriptors_first"])
         self.environment = {
             **live.hello["versions"],
             **codegen_variables(os.environ),
@@ -244,7 +245,7 @@ class _Setting:
         late: Callable[[], bool] = (lambda: clock.elapsed() > 0.8 * budget) if budget is not None else (lambda: False)
         return Task(
             self.options.problem, self.options.batch_sizes, self.space, self.effort, self.default, prior,
-            self.options.seed, report, late,
+            self.options.seed, report, late, descriptors_first=self.descriptors_first,
         )  # fmt: skip
 
     def origin(self, findings: Findings) -> Origin:

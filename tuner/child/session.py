@@ -69,7 +69,12 @@ class Session:
         if copies > 1:
             self.adapter.setup(device.torch_device(), seed, copies)
         self.timer = Timer(device, graphs and device.kind != "cpu")
-        return {"kernel_hash": self.adapter.kernel_hash(), "weight_bytes": size, "copies": copies}
+        return {
+            "kernel_hash": self.adapter.kernel_hash(),
+            "weight_bytes": size,
+            "copies": copies,
+            "descriptors_first": bool(self.adapter.descriptors & device.features()),
+        }
 
     def do_measure(self, size: int, projection: Projection, config: dict[str, Any], reps: int,
                    abort_us: float | None = None) -> dict[str, Any]:  # fmt: skip

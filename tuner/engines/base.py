@@ -95,6 +95,8 @@ class Adapter(Protocol):
 
     engine: str
     problem: Problem
+    descriptors: frozenset[str]
+    """Device features with which this kernel is usually faster through descriptor loads."""
 
     def kernel_hash(self) -> str:
         """sha256 over the sources of the kernel that is timed."""

