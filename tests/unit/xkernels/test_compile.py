@@ -74,7 +74,7 @@ def test_configs_of_a_folder_and_a_target_without_a_compiler(tmp_path: Path) -> 
     folder.mkdir(parents=True)
     good = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1, "num_warps": 4,
             "num_stages": 2}  # fmt: skip
-    large = {**good, "BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 128, "num_stages": 4}
+    large = {**good, "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 128, "num_stages": 4, "num_warps": 8}
     name = "E=64,N=896,device_name=NVIDIA_H200.json"
     (folder / name).write_text(json.dumps({"1": good, "2": good, "64": large}))
     (folder / "E=64,N=896,device_name=NVIDIA_H200,dtype=int4_w4a16.json").write_text(json.dumps({"1": good}))
