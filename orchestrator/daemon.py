@@ -6,12 +6,14 @@ first needed, because most commands never talk to a daemon.
 
 from __future__ import annotations
 
+import os
+import socket
 from dataclasses import dataclass
 from typing import Any
 
 from moegate.errors import PoolError
 
-__all__ = ["LABEL", "DaemonFacts", "connect", "facts", "is_gone", "is_missing", "reason"]
+__all__ = ["LABEL", "DaemonFacts", "answers", "connect", "facts", "is_gone", "is_missing", "reason"]
 
 LABEL = "moegate"
 """Prefix of our labels. Whatever carries `moegate.run` is ours to end; nothing else is."""
@@ -53,6 +55,8 @@ def connect(timeout_s: float | None = 60.0) -> Any:
     import docker
     from docker.errors import DockerException
 
+    if not answers():
+        raise PoolError(f"no Docker daemon listens at {_address()} (fix: start one, or use isolation: process)")
     try:
         client = docker.from_env(version="auto", timeout=timeout_s)
         client.ping()
@@ -60,6 +64,34 @@ def connect(timeout_s: float | None = 60.0) -> Any:
         fix = "start one, or use isolation: process"
         raise PoolError(f"no Docker daemon answers: {reason(error)} (fix: {fix})") from None
     return client
+
+
+def answers() -> bool:
+    """Whether something listens where the daemon should; true for a daemon that is not on a Unix socket.
+
+    Asked before the library connects, which leaks a socket for every refused connection.
+    """
+    address = _address()
+    if not address.startswith("unix://"):
+        return True
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.settimeout(10.0)
+            probe.connect(address.removeprefix("unix://"))
+        except OSError:
+            return False
+    return True
+
+
+def _address() -> str:
+    """Where the environment or the current context says that the daemon is."""
+    chosen = os.environ.get("DOCKER_HOST")
+    if chosen:
+        return chosen
+    from docker.context import ContextAPI
+
+    context = ContextAPI.get_current_context()
+    return str(getattr(context, "Host", "") or "unix:///var/run/docker.sock").replace("http+unix://", "unix://")
 
 
 def facts(client: Any) -> DaemonFacts:

@@ -41,6 +41,8 @@ _TMP_BYTES = 1 << 30
 _GRACE_S = 5.0
 _KILL_WAIT_S = 15.0
 _DAEMON_WAIT_S = 60.0
+_STOPPING_S = 2.0
+_REMOVE_WAIT_S = 30.0
 _POLL_S = (0.05, 0.5)
 _MEMORY_SHARE = 0.8
 
@@ -277,10 +279,28 @@ def _create(client: Any, options: Mapping[str, Any]) -> str:
 
 
 def _remove(client: Any, container: str) -> None:
-    """Remove a container if it is there; what cannot be removed now keeps its labels and is reaped later."""
-    if container:
-        with contextlib.suppress(Exception):
+    """Remove a container if it is there; what a daemon that stays away keeps is reaped later, by its labels."""
+    until = time.monotonic() + _REMOVE_WAIT_S
+    while container:
+        try:
+            _reachable()
             client.api.remove_container(container, force=True, v=True)
+        except Exception as error:
+            if daemon.is_gone(error) and time.monotonic() < until:
+                time.sleep(0.5)
+                continue
+        return
+
+
+def _reachable() -> None:
+    if not daemon.answers():
+        raise ConnectionError("the Docker daemon does not answer")
+
+
+def _state(client: Any, container: str) -> Mapping[str, Any]:
+    _reachable()
+    state: Mapping[str, Any] = client.api.inspect_container(container)["State"]
+    return state
 
 
 def _watch(client: Any, container: str, deadline: float, cancel: threading.Event) -> _Watch:
@@ -290,7 +310,7 @@ def _watch(client: Any, container: str, deadline: float, cancel: threading.Event
     lost_since: float | None = None
     while True:
         try:
-            watch.state = client.api.inspect_container(container)["State"]
+            watch.state = _state(client, container)
             lost_since = None
         except Exception as error:
             if daemon.is_missing(error):
@@ -308,6 +328,7 @@ def _watch(client: Any, container: str, deadline: float, cancel: threading.Event
         if status in ("removing", "dead"):
             watch.infra = "the container was removed while it ran"
         if status in ("exited", "removing", "dead"):
+            _look_again(client, watch)
             return watch
         now = time.monotonic()
         if lost_since is None and (now >= deadline or cancel.is_set()):
@@ -316,6 +337,18 @@ def _watch(client: Any, container: str, deadline: float, cancel: threading.Event
             return watch
         cancel.wait(min(pause, max(deadline - now, 0.01)))
         pause = min(pause * 1.5, _POLL_S[1])
+
+
+def _look_again(client: Any, watch: _Watch) -> None:
+    """Tell a container that ended from one that its daemon took down with it, while that daemon still answers."""
+    code = watch.state.get("ExitCode")
+    if code == 128 + 15:
+        watch.infra = watch.infra or "it was ended by a SIGTERM that we did not send (a daemon or host that stops)"
+    elif code == 128 + 9 and not watch.state.get("OOMKilled"):
+        until = time.monotonic() + _STOPPING_S
+        while time.monotonic() < until and not watch.daemon_lost:
+            time.sleep(0.2)
+            watch.daemon_lost = not daemon.answers()
 
 
 def _end(client: Any, container: str, watch: _Watch) -> None:
@@ -327,7 +360,7 @@ def _end(client: Any, container: str, watch: _Watch) -> None:
         until = time.monotonic() + wait_s
         while time.monotonic() < until:
             try:
-                watch.state = client.api.inspect_container(container)["State"]
+                watch.state = _state(client, container)
             except Exception as error:
                 watch.infra = None if daemon.is_missing(error) else f"while ending it: {daemon.reason(error)}"
                 return

@@ -94,4 +94,7 @@ class Follower:
                         self.truncated = True
                         sink.write(TRUNCATED)
         finally:
+            if self._source is not None:
+                with contextlib.suppress(Exception):  # a stream that is over may refuse to be closed
+                    self._source.close()
             client.close()
