@@ -80,8 +80,7 @@ class Finals:
     ) -> None:
         self.problem, self.options, self.journal, self.environment = problem, options, journal, environment
         self.worker = Worker(spec, "finals", [("setup", options.setup(problem))])
-        self._kernel = {"engine": options.engine, "problem": problem.as_dict()}
-        self._warming = threading.Thread(target=self._import, daemon=True)
+        self._warming = threading.Thread(target=self._begin, daemon=True)
         self._done = {
             (entry.kind, entry.data["size"], _spell(entry.data["candidates"])): entry.data["answer"]
             for entry in journal.of("final", "verify")
@@ -89,7 +88,7 @@ class Finals:
         }
 
     def warm(self) -> None:
-        """Start the child in the background and let it import, without touching the device that others measure on."""
+        """Start the child in the background, while others still compile; it then waits without touching the device."""
         self._warming.start()
 
     def close(self) -> None:
@@ -98,9 +97,9 @@ class Finals:
             self._warming.join()
         self.worker.stop()
 
-    def _import(self) -> None:
-        with contextlib.suppress(WorkerLost):  # whoever needs the child starts it again and hears why
-            self.worker.warm("warm", self.options.first_deadline_s, **self._kernel)
+    def _begin(self) -> None:
+        with contextlib.suppress(WorkerLost, InfraError):  # whoever needs the child starts it again and hears why
+            self.worker.start(self.options.first_deadline_s)
 
     def play(self, choice: Choice, default: Pair, rounds: int) -> Final:
         """One batch size."""

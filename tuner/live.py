@@ -165,5 +165,5 @@ class Live:
 
 
 def pool_size() -> int:
-    """Compile processes for this machine: all its cores but two, which the measuring child and the parent need."""
-    return max(1, len(os.sched_getaffinity(0)) - 2)
+    """Compile processes for this machine: all its cores but one, for the measuring child and the parent mostly wait."""
+    return max(1, len(os.sched_getaffinity(0)) - 1)

@@ -75,6 +75,7 @@ class TuneResult:
     counts: dict[str, int]
     errors: dict[str, int]
     complete: bool
+    origin: Origin
 
 
 def device_name_of(hello: dict[str, Any]) -> str:
@@ -135,7 +136,7 @@ def tune(options: TuneOptions) -> TuneResult:
     shutil.rmtree(options.out / "children" / "packages", ignore_errors=True)
     return TuneResult(
         tuple(played), findings, tuple(files), setting.identity, dict(live.hello["versions"]), setting.interpreted,
-        clock.seconds, counts, errors, findings.complete,
+        clock.seconds, counts, errors, findings.complete, origin,
     )  # fmt: skip
 
 

@@ -90,7 +90,6 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self._number = 0
-        self._fresh = False
 
     @property
     def pid(self) -> int | None:
@@ -106,19 +105,11 @@ class Worker:
         self.start()
         return self._ask(verb, timeout_s, args)
 
-    def warm(self, verb: str, timeout_s: float, /, **args: Any) -> None:
-        """Start the child and put one question before those that every new child is to answer first."""
-        self._spawn()
-        self._fresh = True
-        self._ask(verb, timeout_s, args)
-
     def start(self, timeout_s: float = 180.0) -> None:
         """Start the child where none runs, and put the questions that every new child is to answer first."""
-        if self._process is None:
-            self._spawn()
-        elif not self._fresh:
+        if self._process is not None:
             return
-        self._fresh = False
+        self._spawn()
         for verb, args in self._before:
             answer = self._ask(verb, timeout_s, args)
             if "error" in answer:

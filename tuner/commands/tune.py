@@ -102,6 +102,11 @@ def _summary(options: TuneOptions, done: TuneResult) -> dict[str, Any]:
         "seconds": done.seconds,
         "wall_s": round(sum(done.seconds.values()), 2),
         "counts": done.counts,
+        "origin": {
+            "kernel_hash": done.origin.kernel_hash,
+            "candidates": done.origin.candidates,
+            "covered": done.origin.covered,
+        },
         "errors": done.errors,
         "files": [str(path.relative_to(options.out)) for path in done.files],
         "batch_sizes": {str(final.batch_size): to_json(_timing(final)) for final in done.finals},

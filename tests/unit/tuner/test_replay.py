@@ -151,3 +151,29 @@ def test_two_projections_with_descriptors_are_read(tmp_path: Path) -> None:
     assert recorded.best(1) == 7.0
     assert recorded.space().has_tma
     assert list(recorded.errors.values()) == ["over-shared"]
+
+
+OURS = Path(__file__).resolve().parents[2] / "data/h200_moegate_bf16_both.json.gz"
+
+
+@pytest.fixture(scope="module")
+def ours() -> Recorded:
+    """moegate's own kernel on an H200: 480 tiles, both projections, without descriptors and refinements."""
+    return load(OURS)
+
+
+@pytest.mark.parametrize(
+    ("effort", "known", "mean", "worst", "most"),
+    [("quick", True, 0.005, 0.03, 700), ("full", True, 0.002, 0.01, 1650), ("full", False, 0.003, 0.03, 1750)],
+)
+def test_both_projections_of_our_own_kernel(
+    ours: Recorded, effort: str, known: bool, mean: float, worst: float, most: int
+) -> None:
+    assert ours.projections == ("up", "down")
+    prior = load_prior().without(HOPPER) if known else None
+    scored = score(ours, strategy("racing"), prior, EFFORTS[effort])
+    assert scored.mean <= mean
+    assert scored.worst <= worst
+    assert scored.evaluations <= most
+    for row in scored.rows:
+        assert row.chosen_us >= row.best_us
