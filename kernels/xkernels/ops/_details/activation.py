@@ -5,21 +5,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from xkernels.ops._details.common import narrow
+from xkernels.ops._details.common import helper, narrow
 
 
-@triton.jit
+@helper
 def combine_gate(gate, up, ACT: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
     """Gated activation of float32 tensors of one shape; LIMIT 0 means none. See `activation.Activation`."""
     if ACT == "swiglu":
         gate = tl.minimum(gate, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
-        return gate * tl.sigmoid(ALPHA * gate) * (up + 1.0)
+        return gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
     if ACT == "clamped":
         gate = tl.minimum(gate, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
-        return gate * tl.sigmoid(gate) * up
-    out = gate * tl.sigmoid(gate)
+        return gate / (1.0 + tl.exp(-gate)) * up
+    out = gate / (1.0 + tl.exp(-gate))
     if LIMIT > 0.0:
         out = tl.minimum(out, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)

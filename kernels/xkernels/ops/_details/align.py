@@ -10,15 +10,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from xkernels.ops._details.common import helper
 
-@triton.jit
+
+@helper
 def _bucket_of(ids_ptr, offs, numel, EXPERTS: tl.constexpr):
     """Bucket of each entry; a bucket that no column has for entries past the end or out of range."""
     ids = tl.load(ids_ptr + offs, mask=offs < numel, other=EXPERTS).to(tl.int32)
     return tl.where((ids >= -1) & (ids < EXPERTS), ids + 1, -1)
 
 
-@triton.jit
+@helper
 def _expert_of_blocks(ends, expert_ids_ptr, blocks, BLOCK: tl.constexpr, BUCKETS: tl.constexpr, EXPERTS: tl.constexpr,
                       FILL: tl.constexpr, first, step):  # fmt: skip
     """Write the expert of each block: the number of buckets that end at or before the block's start, less one."""
@@ -29,7 +31,7 @@ def _expert_of_blocks(ends, expert_ids_ptr, blocks, BLOCK: tl.constexpr, BUCKETS
         tl.store(expert_ids_ptr + block, tl.where(closed > EXPERTS, -1, closed - 1), mask=block < blocks)
 
 
-@triton.jit
+@helper
 def _rank(bucket, CHUNK: tl.constexpr):
     """How many entries of the chunk before each one have its bucket."""
     at = tl.arange(0, CHUNK)
@@ -37,7 +39,7 @@ def _rank(bucket, CHUNK: tl.constexpr):
     return tl.sum(before.to(tl.int32), 1)
 
 
-@triton.jit
+@helper
 def _place_part(ids_ptr, sorted_ptr, base, first, last, numel, CHUNK: tl.constexpr, EXPERTS: tl.constexpr,
                 BUCKETS: tl.constexpr):  # fmt: skip
     """Store the entries first to last, whose buckets' next free places are `base`."""
@@ -51,7 +53,7 @@ def _place_part(ids_ptr, sorted_ptr, base, first, last, numel, CHUNK: tl.constex
         base += tl.sum(onehot, 0)
 
 
-@triton.jit
+@helper
 def _finish(padded, ends, expert_ids_ptr, post_ptr, blocks, first, step, BLOCK: tl.constexpr, EXPERTS: tl.constexpr,
             BUCKETS: tl.constexpr):  # fmt: skip
     """The experts of the blocks and the used length."""

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from xkernels.device import is_interpreted
 
+
+def _plain(fn: Any) -> Any:
+    return fn
+
+
 # Triton's interpreter computes a dot of bf16 operands wrongly (seen on 3.7.1 to 3.9.0), so kernels upcast there.
 INTERPRETED = tl.constexpr(is_interpreted())
+
+# A function that kernels call. Under the interpreter it stays a plain Python function: a nested jitted call there costs
+# a quarter of a millisecond for patching the language once more, which its caller has done already.
+helper: Callable[[Any], Any] = _plain if is_interpreted() else triton.jit
 
 TL_DTYPE = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -24,7 +36,7 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-@triton.jit
+@helper
 def swizzle(pid, num_m, num_n, GROUP: tl.constexpr):
     """Tile (m, n) of program `pid`: GROUP rows of tiles walk the columns together, so they share weight tiles in L2."""
     in_group = GROUP * num_n
@@ -33,7 +45,7 @@ def swizzle(pid, num_m, num_n, GROUP: tl.constexpr):
     return first_m + (pid % in_group) % rows, (pid % in_group) // rows
 
 
-@triton.jit
+@helper
 def matmul_add(a, b, acc):
     """`acc + a @ b` in float32; exact products for float32 operands, and for bf16 under the interpreter."""
     if INTERPRETED and a.dtype == tl.bfloat16:
@@ -42,7 +54,7 @@ def matmul_add(a, b, acc):
     return tl.dot(a, b, acc, input_precision="ieee")
 
 
-@triton.jit
+@helper
 def _round_mantissa(x, DROP: tl.constexpr):
     """Float32 rounded to nearest even at `DROP` bits above its last."""
     bits = x.to(tl.int32, bitcast=True)
@@ -50,7 +62,7 @@ def _round_mantissa(x, DROP: tl.constexpr):
     return (bits & (-1 << DROP)).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@helper
 def narrow(x, dtype: tl.constexpr):
     """Float32 `x` as `dtype`, rounded to nearest even; the interpreter alone would cut bf16 and FP8 off."""
     if INTERPRETED and dtype == tl.bfloat16:

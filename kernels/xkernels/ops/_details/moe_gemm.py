@@ -21,13 +21,13 @@ import triton
 import triton.language as tl
 
 from xkernels.ops._details.activation import combine_gate
-from xkernels.ops._details.common import matmul_add, narrow, swizzle
+from xkernels.ops._details.common import helper, matmul_add, narrow, swizzle
 from xkernels.ops._details.mxfp4 import unpack
 from xkernels.ops._details.pdl import launch_dependents, wait_dependencies
 from xkernels.ops._details.quant import quant_rows
 
 
-@triton.jit
+@helper
 def _pair(acc, ROWS: tl.constexpr, COLS: tl.constexpr):
     """Gate and up [ROWS, COLS / 2] out of [ROWS, COLS] interleaved in groups of eight columns."""
     groups = tl.reshape(acc, (ROWS, COLS // 16, 2, 8))
@@ -35,7 +35,7 @@ def _pair(acc, ROWS: tl.constexpr, COLS: tl.constexpr):
     return tl.reshape(gate, (ROWS, COLS // 2)), tl.reshape(up, (ROWS, COLS // 2))
 
 
-@triton.jit
+@helper
 def _weights(w, w_scale, expert, n0, k, N, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N: tl.constexpr,
              BLOCK_K: tl.constexpr, W_TMA: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
              SCHEME: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
@@ -61,7 +61,7 @@ def _weights(w, w_scale, expert, n0, k, N, K, stride_we, stride_wn, stride_wse, 
     return tile
 
 
-@triton.jit
+@helper
 def _block_scales(scale, n0, k, K, stride_n, stride_k, BLOCK_N: tl.constexpr, GROUP_N: tl.constexpr,
                   GROUP_K: tl.constexpr, SCALES: tl.constexpr):  # fmt: skip
     """Weight scales of one k-block for the tile's rows.
@@ -82,7 +82,7 @@ def _block_scales(scale, n0, k, K, stride_n, stride_k, BLOCK_N: tl.constexpr, GR
     return s
 
 
-@triton.jit
+@helper
 def _step(acc, x, y, s, ws, dtype: tl.constexpr, SCHEME: tl.constexpr, INLINE: tl.constexpr, SWAP: tl.constexpr):
     """acc + x @ y.T for one k-step; block scales s (rows of x) and ws (rows of y) applied."""
     if SCHEME == "block":
@@ -97,7 +97,7 @@ def _step(acc, x, y, s, ws, dtype: tl.constexpr, SCHEME: tl.constexpr, INLINE: t
     return acc
 
 
-@triton.jit
+@helper
 def _up_tile(tile, first_m, num_m, num_n, x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, experts,
              num_valid, N2, K, stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn,
              stride_wsk, stride_out, stride_os, TOPK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -108,7 +108,7 @@ def _up_tile(tile, first_m, num_m, num_n, x, x_scale, w, w_scale, bias, out, out
              LIMIT: tl.constexpr):  # fmt: skip
     """One tile of the up projection: accumulate, then finish."""
     ks = tl.arange(0, BLOCK_K)
-    steps = tl.cdiv(K, BLOCK_K)
+    steps = (K + BLOCK_K - 1) // BLOCK_K
     dtype: tl.constexpr = x.dtype.element_ty
     pid_m, pid_n = swizzle(tile, num_m, num_n, GROUP)
     pid_m += first_m
@@ -118,7 +118,7 @@ def _up_tile(tile, first_m, num_m, num_n, x, x_scale, w, w_scale, bias, out, out
     valid = slot < num_valid
     token = (slot // TOPK).to(tl.int64)
     n0 = pid_n * BLOCK_N
-    acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
+    acc = tl.full((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), 0.0, tl.float32)
     s = valid
     ws = valid
     if SCHEME == "block":
@@ -159,7 +159,7 @@ def up_gemm(x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, ex
     """out[row] = activation(x[token of row] @ w[expert].T + bias[expert]); N2 counts interleaved weight rows."""
     wait_dependencies(PDL)
     launch_dependents(PDL)
-    num_n = tl.cdiv(N2, BLOCK_N)
+    num_n = (N2 + BLOCK_N - 1) // BLOCK_N
     first_m = tl.load(post + 1)
     num_m = tl.load(post) // BLOCK_M - first_m
     if FLATTEN:
@@ -180,7 +180,7 @@ def up_gemm(x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, ex
                  ALPHA, LIMIT)  # fmt: skip
 
 
-@triton.jit
+@helper
 def _finish_up(acc, x_scale, w_scale, bias, out, out_scale, weight, sorted_ids, expert, pid_m, pid_n, num_valid, N2,
                stride_xsm, stride_wse, stride_out, stride_os, TOPK: tl.constexpr, BLOCK_M: tl.constexpr,
                BLOCK_N: tl.constexpr, SCHEME: tl.constexpr, QUANT_OUT: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -210,7 +210,7 @@ def _finish_up(acc, x_scale, w_scale, bias, out, out_scale, weight, sorted_ids, 
         tl.store(at, narrow(result, out.dtype.element_ty), mask=(half < N2 // 2)[None, :])
 
 
-@triton.jit
+@helper
 def _zero_inactive(out, sorted_ids, first_m, num_n, N, num_valid, stride_out, BLOCK_M: tl.constexpr,
                    BLOCK_N: tl.constexpr):  # fmt: skip
     """Zeros for the entries of no local expert: their blocks come first."""
@@ -222,7 +222,7 @@ def _zero_inactive(out, sorted_ids, first_m, num_n, N, num_valid, stride_out, BL
         tl.store(at, zeros, mask=(slot < num_valid)[:, None] & (cols < N)[None, :])
 
 
-@triton.jit
+@helper
 def _down_tile(tile, first_m, num_m, num_n, h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, num_valid,
                N, K, stride_h, stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk,
                stride_out, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
@@ -232,7 +232,7 @@ def _down_tile(tile, first_m, num_m, num_n, h, h_scale, w, w_scale, bias, out, w
                MUL_WEIGHT: tl.constexpr):  # fmt: skip
     """One tile of the down projection: accumulate, then finish."""
     ks = tl.arange(0, BLOCK_K)
-    steps = tl.cdiv(K, BLOCK_K)
+    steps = (K + BLOCK_K - 1) // BLOCK_K
     dtype: tl.constexpr = out.dtype.element_ty
     pid_m, pid_n = swizzle(tile, num_m, num_n, GROUP)
     pid_m += first_m
@@ -240,7 +240,7 @@ def _down_tile(tile, first_m, num_m, num_n, h, h_scale, w, w_scale, bias, out, w
     rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     row = rows.to(tl.int64)
     n0 = pid_n * BLOCK_N
-    acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
+    acc = tl.full((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), 0.0, tl.float32)
     s = row
     ws = row
     if SCHEME == "block":
@@ -280,7 +280,7 @@ def down_gemm(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, po
               INLINE: tl.constexpr, SWAP: tl.constexpr, HAS_BIAS: tl.constexpr, MUL_WEIGHT: tl.constexpr,
               PDL: tl.constexpr, FLATTEN: tl.constexpr):  # fmt: skip
     """out[token, slot] = (h[row] @ w[expert].T + bias[expert]) * router weight; blocks of no expert write zeros."""
-    num_n = tl.cdiv(N, BLOCK_N)
+    num_n = (N + BLOCK_N - 1) // BLOCK_N
     first_m = tl.load(post + 1)
     num_m = tl.load(post) // BLOCK_M - first_m
     wait_dependencies(PDL)
@@ -302,7 +302,7 @@ def down_gemm(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, po
                    EVEN_K, SCHEME, SCALES, INLINE, SWAP, HAS_BIAS, MUL_WEIGHT)  # fmt: skip
 
 
-@triton.jit
+@helper
 def _finish_down(acc, h_scale, w_scale, bias, out, weight, sorted_ids, expert, pid_m, pid_n, num_valid, N, stride_hsm,
                  stride_wse, stride_out, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCHEME: tl.constexpr,
                  HAS_BIAS: tl.constexpr, MUL_WEIGHT: tl.constexpr):  # fmt: skip

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
-from xkernels.ops._details.common import narrow
+from xkernels.ops._details.common import helper, narrow
 
 
-@triton.jit
+@helper
 def _e2m1(code):
     """Value * 2^-126 of a 4-bit code (sign, two exponent bits, one mantissa bit) as float32.
 
@@ -19,7 +18,7 @@ def _e2m1(code):
     return (((code & 8) << 28) | ((code & 7) << 22)).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@helper
 def unpack(packed, scales, dtype: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
     """[ROWS, COLS] values from uint8 pairs [ROWS, COLS / 2] (low nibble first) and e8m0 [ROWS, COLS / 32]."""
     pairs = tl.join(_e2m1(packed & 15), _e2m1(packed >> 4))

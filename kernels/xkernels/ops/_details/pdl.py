@@ -6,18 +6,19 @@ until `wait_dependencies` returns.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from xkernels.ops._details.common import helper
 
-@triton.jit
+
+@helper
 def wait_dependencies(PDL: tl.constexpr):
     """Wait until the predecessor's writes are visible."""
     if PDL:
         tl.extra.cuda.gdc_wait()
 
 
-@triton.jit
+@helper
 def launch_dependents(PDL: tl.constexpr):
     """Let the successor start once every program of this grid got here."""
     if PDL:

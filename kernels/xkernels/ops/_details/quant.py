@@ -5,12 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from xkernels.ops._details.common import narrow
+from xkernels.ops._details.common import helper, narrow
 
 FP8_EPS = tl.constexpr(1e-10)  # smallest absolute maximum: keeps the scale of a zero row finite
 
 
-@triton.jit
+@helper
 def quant_rows(x, dtype: tl.constexpr):
     """FP8 values and one float32 scale per row of a float32 tile: x = values * scale."""
     LIMIT: tl.constexpr = 224.0 if dtype == tl.float8e4b8 else 448.0  # of fnuz half, as `quant.FP8_MAX` says
@@ -19,7 +19,7 @@ def quant_rows(x, dtype: tl.constexpr):
     return narrow(q, dtype), scale
 
 
-@triton.jit
+@helper
 def _power_of_two(scale):
     """Smallest power of two that is at least `scale`, and its e8m0 exponent."""
     bits = scale.to(tl.int32, bitcast=True)

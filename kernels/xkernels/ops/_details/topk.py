@@ -5,8 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from xkernels.ops._details.common import helper
 
-@triton.jit
+
+@helper
 def _scores(logits, inside, SCORING: tl.constexpr):
     """Scores in float32 of [ROWS, COLUMNS] logits; columns outside get minus infinity."""
     if SCORING == "softmax":
@@ -21,14 +23,14 @@ def _scores(logits, inside, SCORING: tl.constexpr):
     return score
 
 
-@triton.jit
+@helper
 def _first_max(values, columns, COLUMNS: tl.constexpr):
     """Largest value of each row and the first column that holds it."""
     best = tl.max(values, 1)
     return best, tl.min(tl.where(values == best[:, None], columns[None, :], COLUMNS), 1)
 
 
-@triton.jit
+@helper
 def _keep_groups(choice, columns, EXPERTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
                  GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, PAIR: tl.constexpr):  # fmt: skip
     """Minus infinity for the columns of all but the best groups."""
