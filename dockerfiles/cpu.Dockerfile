@@ -1,6 +1,7 @@
 # The CPU image: `tuner`, `serving` and `orchestrator` on torch's CPU build and Triton's interpreter.
 #
 # moegate-context: wheelhouse
+# moegate-network: none
 #
 # `make wheelhouse` makes the context. Nothing is downloaded here: no package index, no certificate of one and no pip
 # configuration reaches the image. Written for the classic builder as well as BuildKit: no RUN --mount, no heredoc.

@@ -23,6 +23,7 @@ _STAGE = re.compile(r"^FROM\s+(?:--platform=\S+\s+)?(\S+)(?:\s+[Aa][Ss]\s+(\S+))
 _COPY = re.compile(r"^COPY\s+(?:--\S+\s+)*--from=(\S+)")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _CONTEXT = re.compile(r"^#\s*moegate-context:\s*(\S+)\s*$", re.MULTILINE)
+_NETWORK = re.compile(r"^#\s*moegate-network:\s*(none|host)\s*$", re.MULTILINE)
 _NAME = re.compile(r"[^a-z0-9_.-]+")
 
 
@@ -31,7 +32,8 @@ class Recipe:
     """What a Dockerfile says of itself: its text, arguments with defaults, stages and build context.
 
     `context` is the folder named by a `# moegate-context: FOLDER` line, relative to the folder above the Dockerfile's;
-    without such a line it is the Dockerfile's own folder.
+    without such a line it is the Dockerfile's own folder. `network` is `none` or `host` where a line
+    `# moegate-network: none` says so, else the builder's default.
     """
 
     path: Path
@@ -39,6 +41,7 @@ class Recipe:
     args: dict[str, str | None]
     stages: tuple[str, ...]
     context: Path
+    network: str | None = None
 
     def bases(self, target: str | None, given: Mapping[str, str]) -> tuple[str, ...]:
         """Return the images that the build of `target` (default: the last stage) starts from, sorted.
@@ -153,6 +156,7 @@ def read_recipe(path: Path) -> Recipe:
         args={name: default or None for name, default in _ARG.findall(text)},
         stages=tuple(name for _, name in stages if name),
         context=context,
+        network=found[1] if (found := _NETWORK.search(text)) else None,
     )
 
 
@@ -163,7 +167,6 @@ def request(
     base_ids: Mapping[str, str] | None = None,
     labels: dict[str, str] | None = None,
     timeout_s: float = 3600.0,
-    network: str | None = None,
 ) -> BuildRequest:
     """Turn an image of the matrix into a build request.
 
@@ -173,7 +176,6 @@ def request(
         base_ids: ids of the base images that are local, so that a re-made base gives a new tag.
         labels: OCI labels and our own; not part of the digest.
         timeout_s: wall clock of the whole build.
-        network: `host` where the build has to reach an index through the host.
 
     Raises:
         UsageError: unknown build argument or target, or no context.
@@ -217,6 +219,6 @@ def request(
         target=spec.target,
         args=args,
         labels=dict(labels or {}),
-        network=network,
+        network=recipe.network,
         timeout_s=timeout_s,
     )

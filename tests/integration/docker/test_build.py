@@ -26,7 +26,7 @@ def project(tmp_path: Path, base: str) -> Path:
 
 
 def write(project: Path, name: str, body: str) -> ImageSpec:
-    text = f"# moegate-context: context\nARG BASE={BASE}\nFROM ${{BASE}} AS runner\n{body}"
+    text = f"# moegate-context: context\n# moegate-network: none\nARG BASE={BASE}\nFROM ${{BASE}} AS runner\n{body}"
     (project / "dockerfiles" / f"{name}.Dockerfile").write_text(text)
     return ImageSpec(name=f"test-{name}", dockerfile=f"dockerfiles/{name}.Dockerfile", target="runner")
 

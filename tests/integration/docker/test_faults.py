@@ -104,7 +104,9 @@ class OwnDaemon:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        argv = ["dockerd", f"--data-root={self.folder}/data", f"--exec-root={self.folder}/exec", f"--host={self.host}"]
+        # In a network of its own: without a bridge a daemon takes the one away that another daemon of this host uses.
+        argv = ["unshare", "--net", "dockerd", f"--host={self.host}"]
+        argv += [f"--data-root={self.folder}/data", f"--exec-root={self.folder}/exec"]
         argv += [f"--pidfile={self.folder}/pid", "--bridge=none", "--iptables=false", "--ip6tables=false"]
         with (self.folder / "dockerd.log").open("ab") as log:
             self._process = subprocess.Popen(argv, stdout=log, stderr=log)

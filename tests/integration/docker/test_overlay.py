@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # Triton that no index has. Only their names and versions matter to pip.
 ENGINE = """\
 # moegate-context: context
+# moegate-network: none
 ARG BASE=moegate-base:bookworm
 FROM ${BASE} AS engine
 COPY wheels/ /wheels/

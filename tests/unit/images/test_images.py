@@ -20,6 +20,7 @@ from orchestrator.images.request import read_recipe, request
 
 DOCKERFILE = """\
 # moegate-context: context
+# moegate-network: none
 ARG BASE=base:1
 ARG TORCH=2.13.0
 FROM ${BASE} AS packages
@@ -47,6 +48,7 @@ def test_a_recipe_is_read_from_the_dockerfile(project: Path) -> None:
     assert recipe.args == {"BASE": "base:1", "TORCH": "2.13.0"}
     assert recipe.stages == ("packages", "runner")
     assert recipe.context == project / "context"
+    assert recipe.network == "none"
     assert recipe.bases("runner", {}) == ("base:1",)
     assert recipe.bases(None, {"BASE": "base:2"}) == ("base:2",)
 
@@ -104,9 +106,7 @@ def test_a_context_outside_the_project_is_refused(project: Path) -> None:
 
 def test_bake_is_told_what_the_classic_builder_is_told(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(bake.CACHE_VARIABLE, raising=False)
-    item = request(
-        spec(target="runner", args={"TORCH": "2.14.0"}), project, labels={"b": "2", "a": "1"}, network="host"
-    )
+    item = request(spec(target="runner", args={"TORCH": "2.14.0"}), project, labels={"b": "2", "a": "1"})
     document = bake.bake_file([item])
     assert document["group"] == {"default": {"targets": ["x"]}}
     assert document["target"]["x"] == {
@@ -116,7 +116,7 @@ def test_bake_is_told_what_the_classic_builder_is_told(project: Path, monkeypatc
         "labels": {"a": "1", "b": "2"},
         "tags": [item.tag],
         "target": "runner",
-        "network": "host",
+        "network": "none",
         "output": ["type=docker"],
         "attest": ["type=provenance,disabled=true", "type=sbom,disabled=true"],
     }
