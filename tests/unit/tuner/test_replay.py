@@ -36,10 +36,10 @@ def test_the_recording_is_whole(sweep: Recorded) -> None:
 @pytest.mark.parametrize(
     ("effort", "exclude", "mean", "worst", "most"),
     [
-        ("quick", (), 0.002, 0.02, 420),
-        ("full", (), 0.0005, 0.002, 760),
-        ("quick", (HOPPER,), 0.003, 0.02, 420),
-        ("full", (HOPPER,), 0.0005, 0.002, 760),
+        ("quick", (), 0.002, 0.02, 440),
+        ("full", (), 0.0005, 0.002, 880),
+        ("quick", (HOPPER,), 0.003, 0.02, 440),
+        ("full", (HOPPER,), 0.0005, 0.002, 880),
     ],
 )
 def test_racing_with_a_prior(

@@ -45,14 +45,20 @@ def test_unknown_space_names_what_there_is() -> None:
 
 
 @given(st.integers(0, 479))
-def test_moves_stay_in_the_space_and_change_one_axis(place: int) -> None:
+def test_moves_stay_in_the_space_and_near(place: int) -> None:
     space = space_for("fused_experts", "nvidia")
     configs = space.configs(BF16)
     config = configs[place]
     known = set(configs)
-    for moved in space.moves(config, BF16):
+    moves = list(space.moves(config, BF16))
+    assert len(set(moves)) == len(moves)
+    for moved in moves:
         assert moved in known
-        assert sum(config[name] != value for name, value in moved.items) == 1
+        changed = {name for name, value in moved.items if config[name] != value}
+        assert len(changed) == 1 or (len(changed) == 2 and all(name.startswith("BLOCK_") for name in changed))
+    for moved in space.moves(config, BF16, launch_only=True):
+        assert moved in known
+        assert all(moved[f"BLOCK_SIZE_{axis}"] == config[f"BLOCK_SIZE_{axis}"] for axis in "MNK")
 
 
 def test_complete_fills_and_refuses() -> None:
