@@ -94,8 +94,9 @@ def test_random_weights_get_a_tokenizer_with_the_models_vocabulary(tmp_path: Pat
     assert foreign.model_dir(Spec(MODEL, weights="/w"), tmp_path) == Path("/w")
 
 
-def test_our_engine_runs_on_one_device(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="one device"):
+def test_our_engine_spreads_experts_and_nothing_else(tmp_path: Path) -> None:
+    assert "--ep-size=2" in engines.get("moegate").command(Spec(MODEL, tp=2, ep=2), tmp_path, 0).argv
+    with pytest.raises(UsageError, match="only experts are spread"):
         engines.get("moegate").command(Spec(MODEL, tp=2), tmp_path, 0)
 
 
