@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,7 +16,7 @@ from xkernels.ops.activation import SILU, Activation
 from xkernels.ops.fused_experts import PreparedExperts, fused_experts, fused_experts_reference, prepare_experts
 from xkernels.ops.mxfp4 import dequantize_mxfp4, quantize_mxfp4
 from xkernels.ops.prepared import Descriptors, deinterleave, interleave
-from xkernels.ops.scheme import Scheme
+from xkernels.ops.scheme import Scheme, scheme_from_config
 
 DEVICE = live().torch_device()
 FP8 = torch.float8_e4m3fn
@@ -226,3 +230,21 @@ def test_one_compile_serves_all_batch_sizes() -> None:
         fused_experts(x, p, *routed(tokens, 8, 2), backend="triton", up=tile, down=tile)
         counts.add(sum(len(cache[0]) for cache in moe_gemm.up_gemm.device_caches.values()))
     assert len(counts) == 1
+
+
+def test_descriptors_are_freed_with_their_weights_and_made_once_across_threads() -> None:
+    p = prepare_experts(random(2, 32, 16, seed=1), random(2, 16, 16, seed=2))
+    with ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(p.descriptors.get, "w1", p.w1, 16, 16) for _ in range(32)]
+        assert len({id(call.result()) for call in calls}) == 1
+    weight = weakref.ref(p.w1)
+    del calls, p
+    gc.collect()
+    assert weight() is None
+
+
+def test_the_quantisation_config_is_not_changed() -> None:
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]}
+    before = copy.deepcopy(config)
+    assert scheme_from_config(config) == Scheme("fp8_block", (128, 128))
+    assert config == before
