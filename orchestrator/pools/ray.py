@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
+import tempfile
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +24,7 @@ __all__ = ["RayAllocator", "check_offer", "resource_name", "start", "stop"]
 _INSTALL = "python -m pip install 'moegate[ray]', or write `ray: none` in the pool"
 _WAIT_S = 1  # Ray reads whole seconds
 _mutex = threading.Lock()
+_folders: list[str] = []
 
 
 def resource_name(pool: str) -> str:
@@ -79,6 +82,8 @@ def stop() -> None:
 
     if ray.is_initialized():
         ray.shutdown()
+    while _folders:
+        shutil.rmtree(_folders.pop(), ignore_errors=True)
 
 
 def start(pools: Sequence[PoolSpec]) -> None:
@@ -130,8 +135,11 @@ def check_offer(pools: Sequence[PoolSpec], address: str) -> None:
 
 
 def _start_local(ray: Any, pools: Sequence[PoolSpec]) -> None:
+    # Its sockets need a short path, and its logs are of no use after the run.
+    _folders.append(tempfile.mkdtemp(prefix="moegate-ray-"))
     ray.init(
         address="local",
+        _temp_dir=_folders[-1],
         num_cpus=1,
         num_gpus=0,
         resources={resource_name(pool.name): float(pool.slots) for pool in pools},

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -104,6 +105,24 @@ def test_a_signal_ends_the_run_and_resume_goes_on(run, number, code):
     assert "CANCELLED" in states.values()
     returned, text = finish(run.start(resume=True))
     assert returned == 0, text
+    assert set(check_history(run.path).values()) == {"PASSED"}
+
+
+def test_cancel_stops_the_holder_and_keeps_what_was_finished(run):
+    run.edit(("untuned: {configs: none}", "untuned: {configs: none, env: {FAKE_SLEEP: '0.2'}}"))
+    process = run.start()
+    assert wait_for_entries(process, run.path, 14)
+    asked = subprocess.run(
+        [sys.executable, "-P", "-m", "orchestrator", "cancel", str(run.path)],
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert (asked.returncode, asked.stdout.strip()) == (0, "stopped"), asked.stderr
+    finish(process)
+    states = check_history(run.path)
+    assert {"PASSED", "CANCELLED"} == set(states.values())
+    assert finish(run.start(resume=True))[0] == 0
     assert set(check_history(run.path).values()) == {"PASSED"}
 
 

@@ -1,7 +1,9 @@
 import os
 import sys
+import tempfile
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
@@ -183,6 +185,7 @@ def test_a_real_ray_counts_slots_for_everybody(tmp_path, monkeypatch):
     spec = PoolSpec("cpu", "cpu", slots=2)
     device = HostDevice(DeviceIdentity("cpu", "c", "cpu:host"))
     slots = [Slot("cpu", n, device, (n,)) for n in range(2)]
+    before = set(Path(tempfile.gettempdir()).glob("moegate-ray-*"))
     ray.start([spec])
     try:
         assert os.environ["RAY_AUTH_MODE"] == "token"
@@ -199,3 +202,4 @@ def test_a_real_ray_counts_slots_for_everybody(tmp_path, monkeypatch):
     finally:
         ray.stop()
         os.environ.pop("RAY_AUTH_TOKEN", None)
+    assert set(Path(tempfile.gettempdir()).glob("moegate-ray-*")) <= before
