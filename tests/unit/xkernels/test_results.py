@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,26 @@ ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "docs/results").glob("h200_*.json"))
 
 
-def test_page_is_generated_from_the_files() -> None:
-    spec = importlib.util.spec_from_file_location("results_page", ROOT / "tests/gpu/results_page.py")
+def pages() -> dict[str, Callable[[], str]]:
+    spec = importlib.util.spec_from_file_location("results_pages", ROOT / "scripts/results_pages.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    fresh = module.render()
-    assert module.PAGE.read_text(encoding="utf-8") == fresh, "run python tests/gpu/results_page.py"
-    assert "compiled only: sm_100" in fresh
+    made: dict[str, Callable[[], str]] = module.PAGES
+    return made
+
+
+@pytest.mark.parametrize("name", ["kernels.md", "tuner.md"])
+def test_pages_are_generated_from_the_files(name: str) -> None:
+    fresh = pages()[name]()
+    kept = (ROOT / "docs/results" / name).read_text(encoding="utf-8")
+    assert kept == fresh, "run python scripts/results_pages.py"
+
+
+def test_every_page_is_generated_and_compile_only_is_told() -> None:
+    assert {path.name for path in (ROOT / "docs/results").glob("*.md")} == set(pages())
+    assert "compiled only: sm_100" in pages()["kernels.md"]()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
