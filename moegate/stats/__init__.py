@@ -37,6 +37,7 @@ from moegate.stats.stages import (
     decide,
     futile,
     next_stage,
+    rules_of,
     screen_decision,
 )
 from moegate.stats.twosample import shift, two_sample_p
@@ -74,6 +75,7 @@ __all__ = [
     "one_sided_p",
     "pair_sd",
     "pairs_to_detect",
+    "rules_of",
     "schedule",
     "screen_decision",
     "shift",

@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from moegate.records import Plan
 from moegate.stats.families import adjusted_p
 from moegate.stats.signedrank import FloatArray, as_rows, equivalence_p, hodges_lehmann, one_sided_p
 
@@ -60,6 +61,14 @@ class Rules:
     def log_tolerance(self) -> float:
         """ln(1 + tolerance)."""
         return math.log1p(self.tolerance)
+
+
+def rules_of(plan: Plan) -> Rules:
+    """The numbers of the two-stage test that a plan asks for."""
+    policy, gate = plan.compare, plan.gate
+    if policy is None:
+        return Rules(margin=gate.margin, q=gate.q, tolerance=gate.tolerance)
+    return Rules(policy.screen, policy.confirm, policy.futility, gate.margin, gate.q, gate.tolerance)
 
 
 @dataclass(frozen=True)

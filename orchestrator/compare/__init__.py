@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.compare.core import TAIL_FLOORS, arms_of, compare, family_of, rules_of
+from orchestrator.compare.core import TAIL_FLOORS, arms_of, compare, family_of
 from orchestrator.compare.pairs import CellPairs, Pair, pair_up, samples_of, value_of
 from orchestrator.compare.prediction import Prediction, predict
 
@@ -16,7 +16,6 @@ __all__ = [
     "family_of",
     "pair_up",
     "predict",
-    "rules_of",
     "samples_of",
     "value_of",
 ]

@@ -14,10 +14,9 @@ from typing import Any, Literal, Protocol
 
 from moegate import canonical
 from moegate.records import CellVerdict, Launch, Measurement, Plan, PlannedCell, to_json
-from moegate.stats import adjusted_p, shift, two_sample_p
-from orchestrator.compare.core import arms_of, compare, rules_of
-
-EQUIVALENCE_ALPHA = 0.05
+from moegate.stats import adjusted_p, rules_of, shift, two_sample_p
+from moegate.stats.stages import EQUIVALENCE_ALPHA
+from orchestrator.compare.core import arms_of, compare
 
 _OWN_VERSIONS = frozenset({"moegate"})  # what the runs may differ in: it is what is being compared
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from moegate.errors import InfraError, UsageError
 from moegate.exits import Exit
 from moegate.journal import Journal
 from moegate.records import Plan
-from moegate.stats import Rules
+from moegate.stats import rules_of
 from orchestrator.cells.base import PROGRAMS, Programs
 from orchestrator.pools.isolation import Isolation
 from orchestrator.pools.site import Site, open_site
@@ -24,7 +25,7 @@ from orchestrator.scheduler.rundir import RunDir, fresh_id
 from orchestrator.scheduler.state import run_id
 from orchestrator.scheduler.trees import Trees
 
-__all__ = ["Session", "execute", "rules_of"]
+__all__ = ["Session", "execute"]
 
 
 @dataclass(frozen=True)
@@ -146,14 +147,6 @@ def _things(isolation: Isolation) -> str:
     return "containers" if isolation.name == "docker" else "processes"
 
 
-def rules_of(plan: Plan) -> Rules:
-    """The numbers of the two-stage test that a plan asks for."""
-    policy, gate = plan.compare, plan.gate
-    if policy is None:
-        return Rules(margin=gate.margin, q=gate.q, tolerance=gate.tolerance)
-    return Rules(policy.screen, policy.confirm, policy.futility, gate.margin, gate.q, gate.tolerance)
-
-
 @contextmanager
 def _signals(stop: Callable[[str], None]) -> Iterator[list[Exit]]:
     """Turn SIGINT, SIGTERM and SIGHUP into a request to stop; the caught exit code is in the list."""
@@ -164,8 +157,6 @@ def _signals(stop: Callable[[str], None]) -> Iterator[list[Exit]]:
         del frame
         caught.append(codes[signal.Signals(number)])
         stop(f"stopped by {signal.Signals(number).name}")
-
-    import threading
 
     if threading.current_thread() is not threading.main_thread():
         yield caught
