@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from moegate.records import RunBundle
 from moegate.records.findings import Finding
-from reports.text import clean, one_line, percent, tail, value
-from reports.view.joined import Joined, gain_of, join, span_of
+from reports.text import clean, one_line, tail, value
+from reports.view.joined import Joined, gain_of, join, predicted_of, span_of
 from reports.view.page import INTERPRETER_NOTE
 from reports.words import LOOKS
 
@@ -99,7 +99,7 @@ def _squares(bundle: RunBundle, cells: Iterable[Joined]) -> str:
 
 def _square_row(backend: str, joined: Joined) -> str:
     effect = joined.verdict.effect if joined.verdict else None
-    predicted = percent(joined.verdict.predicted) if joined.verdict and joined.verdict.predicted is not None else ""
+    predicted = predicted_of(joined)
     control = " (control)" if joined.cell.control else ""
     if effect is None:
         return f"| {md(backend, 40)}{control} | | | | | {joined.look.arrow} {joined.look.word} |"

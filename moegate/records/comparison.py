@@ -43,7 +43,8 @@ class CellVerdict:
     `log_ratios_screen` and `log_ratios_confirm` are ln(candidate/baseline) of the primary metric per valid pair, signed
     so that positive is better. `p` is one-sided against the margin; `detectable` is the minimum detectable effect
     (fraction) and `more_pairs` an estimate of how many further pairs would settle an inconclusive cell. `predicted` is
-    the gain (fraction) that the kernel cells foretell for a serving cell, from the batch sizes that its server saw.
+    the gain (fraction) that the kernel cells foretell for a serving cell, from the batch sizes that its server saw;
+    `predicted_whole_step` says that it takes the kernel for the whole of a step, because its share is not known.
     """
 
     cell: str
@@ -66,6 +67,7 @@ class CellVerdict:
     device: str = ""
     peak_memory: dict[str, int] = field(default_factory=dict)
     predicted: float | None = None
+    predicted_whole_step: bool = False
 
 
 @dataclass(frozen=True)

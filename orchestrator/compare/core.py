@@ -15,7 +15,16 @@ from dataclasses import dataclass, field, replace
 from moegate.records import CellVerdict, Comparison, Effect, Measurement, Plan, PlannedCell
 from moegate.records.plan import Family
 from moegate.stats import CellPairs as StagePairs
-from moegate.stats import Decision, Rules, clopper_pearson, decide, minimum_detectable_effect, more_pairs, pair_sd
+from moegate.stats import (
+    Decision,
+    Rules,
+    clopper_pearson,
+    decide,
+    minimum_detectable_effect,
+    more_pairs,
+    pair_sd,
+    rules_of,
+)
 from orchestrator.compare import prediction
 from orchestrator.compare.accuracy import judge_accuracy
 from orchestrator.compare.effects import MetricPairs, effects_of, measured, metric_pairs
@@ -62,19 +71,6 @@ def compare(
     for work in works:
         _void(work.cell, verdicts, voided)
     return _comparison(plan, works, verdicts, voided)
-
-
-def rules_of(plan: Plan) -> Rules:
-    """The numbers of the two-stage test that a plan asks for."""
-    gate, policy = plan.gate, plan.compare
-    numbers = {} if policy is None else {"screen": policy.screen, "confirm": policy.confirm}
-    return Rules(
-        **numbers,
-        futility=policy.futility if policy is not None else Rules.futility,
-        margin=gate.margin,
-        q=gate.q,
-        tolerance=gate.tolerance,
-    )
 
 
 def family_of(cell: PlannedCell) -> Family:
@@ -258,7 +254,9 @@ def _predict(works: Sequence[_Work], verdicts: dict[str, CellVerdict], moe_layer
             tpot_us=prediction.baseline_tpot_us(work.used),
         )
         if answer is not None:
-            verdicts[work.cell.id] = replace(verdicts[work.cell.id], predicted=answer.gain)
+            verdicts[work.cell.id] = replace(
+                verdicts[work.cell.id], predicted=answer.gain, predicted_whole_step=answer.whole_step
+            )
 
 
 def _voided_pools(works: Sequence[_Work], verdicts: Mapping[str, CellVerdict]) -> dict[str, str]:

@@ -25,8 +25,8 @@ class Prediction:
     """The gain that the kernels foretell.
 
     gain: fraction, in TPOT terms (0.05 is 5 % faster). exact: the share of the server's steps whose batch size was
-    timed itself rather than the nearest one. whole_step: the kernel's share of a step was not known, so the gain is
-    that of the kernel alone, an upper bound.
+    timed itself rather than the nearest one. whole_step: the kernel's share of a step is not known, so the gain is
+    that of the kernel alone: what a step that is nothing but the kernel would gain.
     """
 
     gain: float
@@ -40,7 +40,8 @@ def predict(
     """Predict a TPOT gain.
 
     times: per batch size, microseconds of one layer's experts. seen: batch size -> steps. layers: MoE layers of the
-    model; tpot_us: the baseline's time per output token. Without either the kernel's own gain is given.
+    model; tpot_us: the baseline's time per output token, on the same clock as `times`. Without either the kernel's own
+    gain is given.
     None without times or steps, or where the saving would exceed the whole step.
     """
     steps = sum(seen.values())
@@ -81,7 +82,14 @@ def batch_sizes(pairs: Sequence[Pair]) -> dict[int, int]:
 
 
 def baseline_tpot_us(pairs: Sequence[Pair]) -> float | None:
-    """The baseline's median time per output token, in microseconds, or None where it was not measured."""
+    """The baseline's median time per output token, in microseconds, or None where it cannot be set against a kernel's.
+
+    The two come from processes that ran minutes apart. A device's own time is the same then; a CPU's is shared with
+    whoever else runs, and three times as busy a host makes the kernel look like a third of its share of the step. Arms
+    alternate, so their ratio does not care.
+    """
+    if any(pair.baseline.device.kind == "cpu" for pair in pairs):
+        return None
     found = [samples_of(pair.baseline, _TPOT) for pair in pairs]
     values = [value_of(samples) for samples in found if samples is not None]
     known = [value for value in values if value is not None]

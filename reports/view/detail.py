@@ -11,7 +11,7 @@ from moegate.records import Effect, Launch, RunBundle
 from reports import svg
 from reports.text import clip, count, duration, one_line, percent, tail, value
 from reports.view.changes import ConfigSet, ConfigTable, anchor_for, proofs
-from reports.view.joined import Joined, gain_of, primary_value, side_of, span_of
+from reports.view.joined import Joined, gain_of, predicted_of, primary_value, side_of, span_of
 
 __all__ = ["Budget", "Detail", "EffectLine", "badges_of", "build_detail"]
 
@@ -294,7 +294,7 @@ def _predicted(joined: Joined) -> tuple[str, str] | None:
     verdict = joined.verdict
     if verdict is None or verdict.predicted is None or verdict.effect is None:
         return None
-    return percent(verdict.predicted), percent(verdict.effect.gain)
+    return predicted_of(joined), percent(verdict.effect.gain)
 
 
 def _memory(joined: Joined) -> str:

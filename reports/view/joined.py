@@ -20,7 +20,7 @@ from moegate.records import (
 from reports.text import one_line, percent, points
 from reports.words import LOOKS, Look, Outcome, outcome_of
 
-__all__ = ["Joined", "cell_of", "gain_of", "join", "primary_value", "rule_for", "side_of", "span_of"]
+__all__ = ["Joined", "cell_of", "gain_of", "join", "predicted_of", "primary_value", "rule_for", "side_of", "span_of"]
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,14 @@ def span_of(joined: Joined, effect: Effect) -> str:
     """Write the interval of an effect's gain, as `gain_of` writes the gain."""
     write = points if joined.cell.kind == "accuracy" else percent
     return f"{write(effect.gain_low)} to {write(effect.gain_high)}"
+
+
+def predicted_of(joined: Joined) -> str:
+    """Write what the kernels predict for a serving cell, and where they stand for the whole step; empty for nothing."""
+    verdict = joined.verdict
+    if verdict is None or verdict.predicted is None:
+        return ""
+    return percent(verdict.predicted) + (" (were a step all kernel)" if verdict.predicted_whole_step else "")
 
 
 def primary_value(launch: Launch) -> float | None:

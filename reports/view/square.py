@@ -11,7 +11,7 @@ from moegate.records import Interaction, RunBundle
 from reports import svg
 from reports.text import DASH, one_line, percent, value
 from reports.view.changes import anchor_for, proofs
-from reports.view.joined import Joined, cell_of, gain_of, span_of
+from reports.view.joined import Joined, cell_of, gain_of, predicted_of, span_of
 
 __all__ = ["Square", "SquareRow", "squares"]
 
@@ -109,7 +109,7 @@ def _row(backend: str, joined: Joined) -> SquareRow:
         candidate=value(effect.candidate_median) if effect else DASH,
         gain=gain_of(joined, effect) if effect else DASH,
         interval=span_of(joined, effect) if effect else "",
-        predicted=percent(verdict.predicted) if verdict is not None and verdict.predicted is not None else "",
+        predicted=predicted_of(joined),
         note="control: its config lookup is not reachable, so tuning must not move it" if joined.cell.control else "",
     )
 

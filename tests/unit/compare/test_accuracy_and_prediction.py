@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from moegate.records import DeviceIdentity
 from moegate.stats import hodges_lehmann, one_sided_p
 from moegate.stats.twosample import _null_pmf, shift
 from orchestrator.compare import compare, predict
@@ -121,10 +122,29 @@ def test_kernel_cells_foretell_the_serving_cell(lab: SimpleNamespace) -> None:
     data = {name: [lab.measurement(found)] for name, found in launches.items()}
     got = {v.cell: v for v in compare(lab.plan([other, serve, kernel]), data, {"tiny": 10}).cells}
     assert got["s"].predicted == pytest.approx(1000 / 800 - 1)
+    assert not got["s"].predicted_whole_step
     bound = {v.cell: v for v in compare(lab.plan([other, serve, kernel]), data).cells}
-    assert bound["s"].predicted == pytest.approx(0.25)
+    assert (bound["s"].predicted, bound["s"].predicted_whole_step) == (pytest.approx(0.25), True)
     assert got["k"].predicted is None
     assert compare(lab.plan([serve, other]), data).cells[0].predicted is None
+
+
+def test_on_a_cpu_only_the_ratio_of_the_kernels_counts(lab: SimpleNamespace) -> None:
+    """A busy host while the server ran must not make the kernel look like a small part of its step."""
+    kernel, serve = lab.cell("k", kind="kernel-bench"), lab.cell("s")
+    cpu = DeviceIdentity("cpu", "cpu", "cpu:x")
+    launches = {"k": [], "s": []}
+    for pair in range(5):
+        for i, arm in enumerate(("untuned", "tuned")):
+            where = {"device": cpu, "batch_sizes": {"2": 8, "8": 1}}
+            times = {"kernel_time_geomean": 1.0, "kernel_time_m2": (250e3, 71.4e3)[i]}
+            launches["k"].append(lab.launch(arm, pair, 2 * pair + i, "screen", times, **where))
+            tpot = {"median_tpot_ms": (720.0, 187.0)[i]}
+            launches["s"].append(lab.launch(arm, pair, 2 * pair + i, "screen", tpot, **where))
+    data = {name: [lab.measurement(found)] for name, found in launches.items()}
+    verdict = next(v for v in compare(lab.plan([serve, kernel]), data, {"tiny": 1}).cells if v.cell == "s")
+    assert verdict.predicted == pytest.approx(250 / 71.4 - 1)
+    assert verdict.predicted_whole_step
 
 
 def test_the_shift_of_two_cells() -> None:
