@@ -20,7 +20,6 @@ COMMANDS = (
     "gate",
     "report",
     "browse",
-    "browse",
     "history",
     "journal",
     "schema",
