@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -108,40 +109,49 @@ def _old(created: object, age_s: float) -> bool:
 def _containers(client: Any, age_s: float, dry_run: bool) -> list[str]:
     from orchestrator import daemon
 
+    def remove(ident: str) -> None:
+        client.api.remove_container(ident, force=True, v=True)
+
     out = []
     for entry in client.api.containers(all=True, filters={"label": f"{daemon.LABEL}.run"}):
-        if entry.get("State") != "running" and _old(entry.get("Created"), age_s):
-            if not dry_run:
-                client.api.remove_container(entry["Id"], force=True, v=True)
-            out.append(entry["Id"][:12])
+        name = entry["Id"][:12]
+        idle = entry.get("State") != "running" and _old(entry.get("Created"), age_s)
+        if idle and (dry_run or _removed(name, remove, entry["Id"])):
+            out.append(name)
     return out
 
 
 def _images(client: Any, age_s: float, dry_run: bool) -> list[str]:
-    import contextlib
-
     from orchestrator import daemon
 
     out = []
     for entry in client.api.images(filters={"label": f"{daemon.LABEL}.image"}):
-        if _old(entry.get("Created"), age_s):
-            if not dry_run:
-                with contextlib.suppress(Exception):  # in use by a container: it stays until that is gone
-                    client.api.remove_image(entry["Id"])
-            out.append((entry.get("RepoTags") or [entry["Id"][:19]])[0])
+        name = (entry.get("RepoTags") or [entry["Id"][:19]])[0]
+        if _old(entry.get("Created"), age_s) and (dry_run or _removed(name, client.api.remove_image, entry["Id"])):
+            out.append(name)
     return out
 
 
 def _volumes(client: Any, age_s: float, dry_run: bool) -> list[str]:
-    import contextlib
-
     from orchestrator import daemon
 
     out = []
     for entry in client.api.volumes(filters={"label": f"{daemon.LABEL}.cache"}).get("Volumes") or []:
-        if _old(entry.get("CreatedAt"), age_s):
-            if not dry_run:
-                with contextlib.suppress(Exception):
-                    client.api.remove_volume(entry["Name"])
-            out.append(entry["Name"])
+        name = entry["Name"]
+        if _old(entry.get("CreatedAt"), age_s) and (dry_run or _removed(name, client.api.remove_volume, name)):
+            out.append(name)
     return out
+
+
+def _removed(name: str, remove: Callable[[str], object], ident: str) -> bool:
+    """Remove one thing. What a container still uses stays, and the answer says so rather than counting it."""
+    from docker.errors import APIError
+
+    from orchestrator.commands._output import say
+
+    try:
+        remove(ident)
+    except APIError as error:
+        say(f"note: {name} stays: {error.explanation or error}")
+        return False
+    return True
