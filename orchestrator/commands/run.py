@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from moegate.records import Plan
 
 __all__ = ["register"]
 
@@ -65,10 +68,7 @@ def run(
     raise typer.Exit(int(Exit(verdict.exit)))
 
 
-def _label(plan: object, cell: str) -> str:
-    from moegate.records import Plan
-
-    assert isinstance(plan, Plan)
+def _label(plan: Plan, cell: str) -> str:
     return next((planned.label for planned in plan.cells if planned.id == cell), cell)
 
 

@@ -1,9 +1,10 @@
 """The run directory: where everything of a run lies, who holds it, and how it is read again.
 
-plan.json  journal  lock            decided, done, held
+plan.json  journal  lock  cancel    decided, done, held, asked to stop
 cells/<id>/attempt-N/               result.json stdout.log stderr.log
+images/  sources/                   build logs; commits that arms name
 configs/<tune id>/                  what a tune cell wrote, moved here once the cell has passed
-comparison.json gate.json report.html junit.xml results.sarif summary.md bundle.json
+comparison.json gate.json report.html junit.xml results.sarif summary.md
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from moegate.errors import InfraError, RunLocked, UsageError
 from moegate.locks import FileLock, Held
 from moegate.records import Plan
 
-__all__ = ["RunDir", "newest"]
+__all__ = ["RunDir", "fresh_id", "newest"]
 
 _ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,5})")
 
@@ -141,5 +142,3 @@ def newest(runs: Path, name: str) -> Path | None:
             found.append((folder.stat().st_mtime, folder))
     return max(found)[1] if found else None
 
-
-__all__ += ["fresh_id"]

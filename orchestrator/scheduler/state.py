@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moegate.journal import Entry
@@ -46,7 +46,7 @@ def read_cells(entries: Iterable[Entry]) -> dict[str, CellHistory]:
             history.final = None
         elif entry.kind == "launch":
             history = cells[data["cell"]]
-            history.attempts[-1] = _with(history.attempts[-1], state="RUNNING")
+            history.attempts[-1] = replace(history.attempts[-1], state="RUNNING")
         elif entry.kind == "done":
             history = cells[data["cell"]]
             at = next((i for i, a in enumerate(history.attempts) if a.number == data["attempt"]), None)
@@ -94,7 +94,7 @@ def _leased(data: Mapping[str, Any], time: str) -> Attempt:
 
 
 def _ended(attempt: Attempt, data: Mapping[str, Any]) -> Attempt:
-    return _with(
+    return replace(
         attempt,
         state=data["state"],
         reason=data.get("reason", ""),
@@ -104,8 +104,3 @@ def _ended(attempt: Attempt, data: Mapping[str, Any]) -> Attempt:
         commands=tuple(tuple(command) for command in data.get("commands", ())),
     )
 
-
-def _with(attempt: Attempt, **values: Any) -> Attempt:
-    from dataclasses import replace
-
-    return replace(attempt, **values)
