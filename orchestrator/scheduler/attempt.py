@@ -6,84 +6,37 @@ the caller's `done` entry in the journal makes it count.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import stat
-import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from moegate import records
 from moegate.canonical import file_digest
 from moegate.devices import normalise
 from moegate.errors import InfraError, UsageError
-from moegate.records import ArmSpec, DeviceIdentity, ImageSpec, Launch, Measurement, ModelSpec, PlannedCell, PoolSpec
+from moegate.records import DeviceIdentity, Launch, Measurement
 from moegate.stats import Rules, Turn, next_stage, turns
 from orchestrator.cells import KINDS, Kind, Work, wrong_proof
-from orchestrator.cells.base import Programs
 from orchestrator.cells.tune import OUTPUT
-from orchestrator.pools.isolation import Isolation, LaunchResult, LaunchSpec
-from orchestrator.pools.slots import Slot
+from orchestrator.pools.isolation import LaunchResult, LaunchSpec
 from orchestrator.scheduler import classify
 from orchestrator.scheduler.classify import Ending
+from orchestrator.scheduler.job import AttemptDone, AttemptJob
 from orchestrator.scheduler.keys import host_fingerprint
 from orchestrator.scheduler.ratios import log_ratio
 
-__all__ = ["AttemptDone", "AttemptJob", "Stage", "run_attempt"]
-
-Stage = Literal["only", "screen", "confirm"]
+__all__ = ["run_attempt"]
 
 MAX_RESULT_BYTES = 32 << 20
 MAX_OUTPUT_BYTES = 256 << 20
 _FULL_BYTES = 256 << 10
 _VOID_EXTRA = 3  # void pairs that a stage may run again, besides half of its own number
-
-
-@dataclass(frozen=True)
-class AttemptJob:
-    """What an attempt needs to know. Read-only; everything that changes is in its folder."""
-
-    run: str
-    cell: PlannedCell
-    stage: Stage
-    number: int
-    folder: Path
-    slot: Slot
-    isolation: Isolation
-    model: ModelSpec | None
-    pool: PoolSpec | None
-    image: ImageSpec | None
-    arms: Mapping[str, ArmSpec]
-    trees: Mapping[str, Path | None]
-    rules: Rules | None
-    metric: str | None
-    seed: int
-    screen: tuple[float, ...]
-    programs: Programs
-    cancel: threading.Event
-    out_of_time: Callable[[], bool]
-    before_launch: Callable[[int, Turn | None], None]
-    log: Callable[[str], None]
-    adopt: Path | None = None
-
-
-@dataclass
-class AttemptDone:
-    """How an attempt ended. `ratios` are the log ratios of its valid pairs, `commands` what was executed."""
-
-    state: records.State
-    reason: str = ""
-    retry: bool = False
-    result: Path | None = None
-    result_sha256: str | None = None
-    wall_s: float = 0.0
-    device: str = ""
-    ratios: tuple[float, ...] = ()
-    commands: list[tuple[str, ...]] = field(default_factory=list)
 
 
 class _Over(Exception):
@@ -198,7 +151,7 @@ class _Attempt:
         return log_ratio(both, arms, self.job.metric)
 
     def _say_pair(self, number: int, found: float | str, have: int, wanted: int) -> None:
-        what = f"{(2.718281828459045**found - 1) * 100:+.1f} %" if isinstance(found, float) else f"void: {found}"
+        what = f"{100 * math.expm1(found):+.1f} %" if isinstance(found, float) else f"void: {found}"
         self.job.log(f"{self.job.stage} pair {number + 1}: {what} ({have} of {wanted})")
 
     # One launch

@@ -11,13 +11,10 @@ import queue
 import shutil
 import threading
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
-from moegate import canonical
 from moegate.errors import InfraError, MoegateError
 from moegate.journal import Journal
-from moegate.records import ArmSpec, Attempt, Plan, PlannedCell, State
+from moegate.records import ArmSpec, ImageSpec, Plan, PlannedCell, PoolSpec, State
 from moegate.stats import Rules, Turn, next_stage
 from orchestrator.cells import KINDS
 from orchestrator.cells.base import PROGRAMS, Programs
@@ -25,45 +22,19 @@ from orchestrator.cells.tune import OUTPUT
 from orchestrator.pools.isolation import Isolation
 from orchestrator.pools.leases import Lease
 from orchestrator.pools.site import Site
-from orchestrator.pools.slots import HostDevice, Slot
-from orchestrator.scheduler import keys
-from orchestrator.scheduler.attempt import AttemptDone, AttemptJob, Stage, run_attempt
+from orchestrator.pools.slots import Slot
+from orchestrator.scheduler import keys, recover
+from orchestrator.scheduler.attempt import run_attempt
+from orchestrator.scheduler.job import AttemptDone, AttemptJob, Stage
 from orchestrator.scheduler.progress import Progress
 from orchestrator.scheduler.rundir import RunDir
-from orchestrator.scheduler.state import KEPT, CellHistory, read_cells
+from orchestrator.scheduler.state import CellHistory, read_cells
+from orchestrator.scheduler.todo import Running, Todo, host_slot
 from orchestrator.scheduler.trees import Trees
 
 __all__ = ["Scheduler"]
 
 _WAIT_S = 0.25
-
-
-@dataclass
-class _Todo:
-    """A stage of a cell that should run."""
-
-    cell: PlannedCell
-    stage: Stage
-    place: int
-    device: str | None = None
-    screen: tuple[float, ...] = ()
-    tries: int = 0
-    adopt: Path | None = None
-
-    @property
-    def priority(self) -> tuple[int, int]:
-        """Host work first, then everything that has not been looked at, then confirmations; each in plan order."""
-        first = 0 if KINDS[self.cell.kind].host else 2 if self.stage == "confirm" else 1
-        return first, self.place
-
-
-@dataclass
-class _Running:
-    todo: _Todo
-    lease: Lease | None
-    slot: Slot
-    number: int
-    key: str
 
 
 class Scheduler:
@@ -93,12 +64,12 @@ class Scheduler:
         self._cells = {cell.id: cell for cell in plan.cells}
         self._place = {cell.id: index for index, cell in enumerate(plan.cells)}
         self._arms: dict[str, ArmSpec] = {arm.name: arm for arm in plan.arms}
-        self._waiting: list[_Todo] = []  # in order of priority
+        self._waiting: list[Todo] = []  # in order of priority
         self._changed = True  # whether a cell has ended since the hopeless ones were looked for
         self._numbers: dict[str, int] = {}
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, Running] = {}
         self._final: dict[str, State] = {}
-        self._ended: queue.Queue[tuple[_Running, AttemptDone | BaseException]] = queue.Queue()
+        self._ended: queue.Queue[tuple[Running, AttemptDone | BaseException]] = queue.Queue()
         self._said: dict[str, str] = {}
 
     # The loop
@@ -139,7 +110,7 @@ class Scheduler:
             for todo in waiting:
                 self._over_budget(todo)
 
-    def _over_budget(self, todo: _Todo) -> None:
+    def _over_budget(self, todo: Todo) -> None:
         """The clock stopped it: a cell that has its screen keeps that as its result, another has none."""
         budget = self.plan.gate.budget_s or 0.0
         if todo.stage == "confirm":
@@ -166,89 +137,34 @@ class Scheduler:
     # Where everything stands
 
     def _recover(self, histories: dict[str, CellHistory]) -> None:
-        """Decide for each cell, in plan order, what is finished and what has to be done."""
-        for cell in self._needs_first():
+        """Decide for each cell what is finished and what has to be done; a cell after those that it needs."""
+        for cell in sorted(self.plan.cells, key=lambda cell: (bool(cell.needs), self._place[cell.id])):
             history = histories.get(cell.id) or CellHistory(cell.id)
-            self._close_cut_off(history)
+            recover.close_cut_off(self.journal, history)
             self._recover_cell(cell, history)
 
-    def _needs_first(self) -> list[PlannedCell]:
-        """Plan order, but a cell after those that it needs: its key depends on what they wrote."""
-        return sorted(self.plan.cells, key=lambda cell: (bool(cell.needs), self._place[cell.id]))
-
-    def _close_cut_off(self, history: CellHistory) -> None:
-        for index, attempt in enumerate(history.attempts):
-            if attempt.state in ("LEASED", "RUNNING"):
-                reason = "cut off: the orchestrator ended"
-                self.journal.append("done", cell=history.cell, attempt=attempt.number, stage=attempt.stage,
-                                    state="CANCELLED", reason=reason)  # fmt: skip
-                history.attempts[index] = Attempt(attempt.number, attempt.stage, "CANCELLED", reason, attempt.key)
-
     def _recover_cell(self, cell: PlannedCell, history: CellHistory) -> None:
-        kind = KINDS[cell.kind]
-        first: Stage = "screen" if kind.paired else "only"
-        kept = history.final is not None and history.final[0] in KEPT
-        if not all(self._final.get(need) == "PASSED" for need in cell.needs):
-            # What it needs runs again, and may write something else: only then can its key be known.
-            self._add(self._todo(cell, first, history))
-            return
-        done = history.finished(first)
-        if kept and history.final is not None and history.final[0] != "PASSED":
-            last = history.attempts[-1]
-            if last.key == self._key(cell):
-                self._final[cell.id] = history.final[0]
-                return
-            done = None
-        if done is None or done.key != self._key(cell) or not self._intact(cell, done):
-            self._add(self._todo(cell, first, history))
-            return
-        if first == "only":
-            self._settle(cell, history, "PASSED", "")
-            return
-        self._recover_confirm(cell, history, done)
+        def key() -> str:
+            return self._key(cell)
 
-    def _recover_confirm(self, cell: PlannedCell, history: CellHistory, screen: Attempt) -> None:
-        ratios = history.ratios.get(screen.number, ())
-        answer = next_stage(ratios, (), self.rules)
-        if answer.stage != "confirm":
-            self._settle(cell, history, "PASSED", answer.reason)
-            return
-        confirm = history.finished("confirm")
-        after = confirm is not None and confirm.number > screen.number
-        if confirm is not None and after and confirm.key == screen.key and self._intact(cell, confirm):
-            self._settle(cell, history, "PASSED", "")
-            return
-        todo = self._todo(cell, "confirm", history)
-        todo.device, todo.screen = screen.device, ratios
-        self._add(todo)
-
-    def _settle(self, cell: PlannedCell, history: CellHistory, state: State, reason: str) -> None:
-        """A finished cell stays finished; the journal says so once."""
-        if history.final is None or history.final[0] != state:
-            self._finish(cell, state, reason)
+        found = recover.standing(
+            cell, history, needs_hold=self._needs_hold(cell), key=key, rundir=self.rundir, rules=self.rules
+        )
+        if isinstance(found, recover.Owed):
+            adopt = recover.adoptable(cell, history, key=key, rundir=self.rundir)
+            place = self._place[cell.id]
+            self._add(Todo(cell, found.stage, place, found.device, found.screen, adopt=adopt))
+        elif history.final is None or history.final[0] != found.state:
+            self._finish(cell, found.state, found.reason)
         else:
-            self._final[cell.id] = state
+            self._final[cell.id] = found.state  # the journal says so already
 
-    def _todo(self, cell: PlannedCell, stage: Stage, history: CellHistory) -> _Todo:
-        adopt = None
-        if cell.kind == "tune" and history.attempts:
-            last = history.attempts[-1]
-            folder = self.rundir.attempt(cell.id, last.number) / "launch-000"
-            adopt = folder if (folder / OUTPUT).is_dir() and last.key == self._key(cell) else None
-        return _Todo(cell, stage, self._place[cell.id], adopt=adopt)
-
-    def _intact(self, cell: PlannedCell, attempt: Attempt) -> bool:
-        """Whether a finished attempt's result is still what the journal says it was."""
-        if attempt.result is None:
-            return False
-        path = self.rundir.path / attempt.result
-        if not path.is_file() or canonical.file_digest(path) != attempt.result_sha256:
-            return False
-        return cell.kind != "tune" or self.rundir.configs(cell.id).is_dir()
+    def _needs_hold(self, cell: PlannedCell) -> bool:
+        return all(self._final.get(need) == "PASSED" for need in cell.needs)
 
     # Starting
 
-    def _add(self, todo: _Todo) -> None:
+    def _add(self, todo: Todo) -> None:
         bisect.insort(self._waiting, todo, key=lambda item: item.priority)
         self._changed = True
 
@@ -257,7 +173,7 @@ class Scheduler:
         if self._changed:
             self._changed = False
             self._block_hopeless()
-        started: list[_Todo] = []
+        started: list[Todo] = []
         full: set[str] = set()
         for todo in self._waiting:
             if todo.cell.pool in full or not self._may_start(todo):
@@ -288,8 +204,8 @@ class Scheduler:
                 self._waiting.remove(todo)
                 self._finish(todo.cell, "BLOCKED", reason)
 
-    def _may_start(self, todo: _Todo) -> bool:
-        if not all(self._final.get(need) == "PASSED" for need in todo.cell.needs):
+    def _may_start(self, todo: Todo) -> bool:
+        if not self._needs_hold(todo.cell):
             return False
         # Work on the host itself would disturb a measurement on its processor, and the other way round.
         host = KINDS[todo.cell.kind].host
@@ -301,9 +217,9 @@ class Scheduler:
                 return False
         return True
 
-    def _lease(self, todo: _Todo) -> tuple[Slot | None, Lease | None]:
+    def _lease(self, todo: Todo) -> tuple[Slot | None, Lease | None]:
         if todo.cell.pool is None:
-            return _host_slot(), None
+            return host_slot(), None
         pool = self.site.pools[todo.cell.pool]
         lease = pool.take(todo.device)
         if lease is None:
@@ -313,7 +229,7 @@ class Scheduler:
             return None, None
         return lease.slot, lease
 
-    def _start(self, todo: _Todo, slot: Slot, lease: Lease | None) -> None:
+    def _start(self, todo: Todo, slot: Slot, lease: Lease | None) -> None:
         cell = todo.cell
         isolation = self._isolation(cell)
         key = self._key(cell)
@@ -321,23 +237,22 @@ class Scheduler:
         device = slot.device.identity.identity
         self.journal.append("lease", cell=cell.id, stage=todo.stage, attempt=number, slot=slot.name, device=device,
                             key=key, isolation=isolation.name)  # fmt: skip
-        running = _Running(todo, lease, slot, number, key)
+        running = Running(todo, lease, slot, number, key)
         self._running[cell.id] = running
         self.executed += 1
         self.progress.started(cell, todo.stage, number, slot)
         job = self._job(running, isolation)
         threading.Thread(target=self._body, args=(running, job), name=f"cell-{cell.id}", daemon=True).start()
 
-    def _body(self, running: _Running, job: AttemptJob) -> None:
+    def _body(self, running: Running, job: AttemptJob) -> None:
         try:
             self._ended.put((running, run_attempt(job)))
         except BaseException as error:
             self._ended.put((running, error))
 
-    def _job(self, running: _Running, isolation: Isolation) -> AttemptJob:
+    def _job(self, running: Running, isolation: Isolation) -> AttemptJob:
         cell, number = running.todo.cell, running.number
-        pool = next((pool for pool in self.plan.pools if pool.name == cell.pool), None)
-        image = next((image for image in self.plan.images if pool is not None and image.name == pool.image), None)
+        pool, image = self._pool_of(cell)
 
         def before_launch(launch: int, turn: Turn | None) -> None:
             more = {} if turn is None else {"arm": turn.arm, "pair": turn.pair, "order": turn.order}
@@ -368,6 +283,10 @@ class Scheduler:
             adopt=running.todo.adopt,
         )
 
+    def _pool_of(self, cell: PlannedCell) -> tuple[PoolSpec | None, ImageSpec | None]:
+        pool = next((pool for pool in self.plan.pools if pool.name == cell.pool), None)
+        return pool, next((image for image in self.plan.images if pool is not None and image.name == pool.image), None)
+
     def _isolation(self, cell: PlannedCell) -> Isolation:
         return self.site.host if cell.pool is None else self.site.isolations[cell.pool]
 
@@ -378,8 +297,7 @@ class Scheduler:
         return last + 1
 
     def _key(self, cell: PlannedCell) -> str:
-        pool = next((pool for pool in self.plan.pools if pool.name == cell.pool), None)
-        image = next((image for image in self.plan.images if pool is not None and image.name == pool.image), None)
+        _, image = self._pool_of(cell)
         detail = self._isolation(cell).detail if cell.pool not in self.site.down else {}
         trees = {name: self.trees.digest(self._arms[name], cell) for name in cell.arms}
         return keys.key(self.plan, cell, env=image.env if image else {}, image=detail, trees=trees)
@@ -401,7 +319,7 @@ class Scheduler:
             if running.lease is not None:
                 running.lease.release()
 
-    def _end(self, running: _Running, done: AttemptDone) -> None:
+    def _end(self, running: Running, done: AttemptDone) -> None:
         """Write the attempt's end, then what follows from it."""
         todo, cell = running.todo, running.todo.cell
         if done.state == "PASSED" and cell.kind == "tune":
@@ -425,23 +343,23 @@ class Scheduler:
         else:
             self._finish(cell, "PASSED", "")
 
-    def _again(self, todo: _Todo, done: AttemptDone) -> None:
+    def _again(self, todo: Todo, done: AttemptDone) -> None:
         # A lost device cannot be the one that confirms: the cell starts over where a device is left.
         stage: Stage = todo.stage
         device, screen = todo.device, todo.screen
         if done.state == "DEVICE_LOST" and stage == "confirm":
             stage, device, screen = "screen", None, ()
         self.progress.note(f"{todo.cell.label}: {done.state}, trying again ({done.reason})")
-        self._add(_Todo(todo.cell, stage, todo.place, device, screen, todo.tries + 1))
+        self._add(Todo(todo.cell, stage, todo.place, device, screen, todo.tries + 1))
         self.cancel.wait(self._retry_pause_s)
 
-    def _after_screen(self, todo: _Todo, running: _Running, done: AttemptDone) -> None:
+    def _after_screen(self, todo: Todo, running: Running, done: AttemptDone) -> None:
         answer = next_stage(done.ratios, (), self.rules)
         if answer.stage != "confirm":
             self._finish(todo.cell, "PASSED", answer.reason)
             return
         device = running.slot.device.identity.identity
-        self._add(_Todo(todo.cell, "confirm", todo.place, device, done.ratios))
+        self._add(Todo(todo.cell, "confirm", todo.place, device, done.ratios))
 
     def _publish(self, cell: PlannedCell, number: int) -> None:
         """Put a tuned tree in its place: the last step before the `done` entry that makes it count."""
@@ -457,11 +375,3 @@ class Scheduler:
         self._final[cell.id] = state
         self._changed = True
         self.progress.finished(cell, state, reason)
-
-
-def _host_slot() -> Slot:
-    """The place of cells that run on the orchestrator's host, without a pool."""
-    from orchestrator.pools.discovery import devices
-
-    device: HostDevice = devices("cpu", 1)[0]
-    return Slot("host", 0, device)

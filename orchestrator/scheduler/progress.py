@@ -10,7 +10,7 @@ from typing import TextIO
 
 from moegate.records import Plan, PlannedCell, State
 from orchestrator.pools.slots import Slot
-from orchestrator.scheduler.attempt import AttemptDone
+from orchestrator.scheduler.job import AttemptDone
 
 __all__ = ["Progress", "clean", "duration"]
 
