@@ -87,9 +87,10 @@ run systemctl enable --now moegate-clocks.service
 step "runner service"
 run install -D -m 0755 "$here/runner.sh" /usr/local/bin/moegate-runner
 run install -D -m 0755 "$here/health.sh" /usr/local/bin/moegate-health
-sed "s/^User=.*/User=$user/" "$here/moegate-runner.service" >/tmp/moegate-runner.service.$$
-run install -D -m 0644 "/tmp/moegate-runner.service.$$" /etc/systemd/system/moegate-runner.service
-rm -f "/tmp/moegate-runner.service.$$"
+unit=$(mktemp)
+trap 'rm -f "$unit"' EXIT
+sed "s/^User=.*/User=$user/" "$here/moegate-runner.service" >"$unit"
+run install -D -m 0644 "$unit" /etc/systemd/system/moegate-runner.service
 run systemctl daemon-reload
 
 step "next"
