@@ -117,3 +117,7 @@ def test_every_op_ends_with_its_reference_and_every_row_says_why() -> None:
         assert rows[-1].backend == "reference"
         assert len({row.backend for row in rows}) == len(rows)
     assert all(row.reason for row in ROWS)
+
+
+def test_only_rows_of_the_cpu_alone_give_it_as_their_reason() -> None:
+    assert not [row for row in ROWS if "CPU" in row.reason and row.platforms != {"cpu"}]
