@@ -31,6 +31,7 @@ COMMANDS = (
 app = typer.Typer(
     name="orchestrator",
     help="Tune MoE and FP8 kernels, measure what the tuning is worth in serving, and gate merges on it.",
+    epilog="Example: orchestrator run matrix.yaml",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

@@ -6,12 +6,17 @@ import json
 import sys
 from typing import Any
 
-__all__ = ["emit_json", "say", "table"]
+__all__ = ["emit_json", "plain", "say", "table"]
 
 
 def emit_json(document: Any) -> None:
     """Print exactly one JSON document to standard output."""
     print(json.dumps(document, indent=1, ensure_ascii=True, allow_nan=False))
+
+
+def plain(text: str) -> str:
+    """One line without control characters: what logs and branch names put into a message stays inert on a terminal."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def say(text: str) -> None:

@@ -16,10 +16,10 @@ def register(app: typer.Typer) -> None:
 
 
 def browse(
-    runs: Annotated[Path, typer.Argument(metavar="RUNS", help="the folder that holds run directories")] = Path("runs"),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="port on 127.0.0.1; 0 takes a free one")] = 8765,
+    runs: Annotated[Path, typer.Argument(metavar="RUNS", help="The folder that holds run directories.")] = Path("runs"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")] = 8765,
     write: Annotated[
-        bool, typer.Option("--write", help="write RUNS/index.html and end, for any static server")
+        bool, typer.Option("--write", help="Write RUNS/index.html and end, for any static server.")
     ] = False,
 ) -> None:
     """Show every run of a folder with its verdict and report. Serves on loopback until interrupted."""

@@ -16,14 +16,16 @@ def register(app: typer.Typer) -> None:
 
 
 def cancel(
-    rundir: Annotated[Path, typer.Argument(metavar="RUNDIR", help="a run directory")],
-    wait: Annotated[float, typer.Option(help="seconds to wait for it to end")] = 60.0,
+    rundir: Annotated[Path, typer.Argument(metavar="RUNDIR", help="A run directory.")],
+    wait: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for it to end.")] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Ask the orchestrator that holds a run directory to end its launches and stop; finished cells are kept."""
     import time
 
     from moegate.errors import InfraError
     from moegate.paths import write_atomic
+    from orchestrator.commands._output import emit_json
     from orchestrator.scheduler import RunDir
 
     found = RunDir(rundir)
@@ -34,7 +36,10 @@ def cancel(
         holder = found.holder()
         if holder is None:
             found.cancel_file.unlink(missing_ok=True)
-            print("stopped" if asked else "no orchestrator is running it")
+            if as_json:
+                emit_json({"run": str(rundir), "stopped": asked})
+            else:
+                print("stopped" if asked else "no orchestrator is running it")
             return
         if not asked:
             write_atomic(found.cancel_file, "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,13 +37,13 @@ def compare_command(
     """
     from moegate.records import to_json
     from orchestrator.bundle import read_run
-    from orchestrator.commands.gate import plain
+    from orchestrator.commands._output import emit_json, plain
     from orchestrator.compare.across import compare_runs
 
     result = compare_runs(read_run(run_a), read_run(run_b))
     code = exit_of(result)
     if as_json:
-        typer.echo(json.dumps({"exit": int(code), **to_json(result)}, indent=1))
+        emit_json({"exit": int(code), **to_json(result)})
     else:
         for line in lines(result):
             typer.echo(plain(line))

@@ -30,6 +30,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(
         name="dispatch",
         help="Which kernel would serve: ours as a locked table, an engine's read from its source.",
+        epilog="Example: orchestrator dispatch show --op fused_experts --platform sm_90",
         no_args_is_help=True,
         rich_markup_mode=None,
     )

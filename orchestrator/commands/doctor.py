@@ -14,7 +14,7 @@ def register(app: typer.Typer) -> None:
     app.command("doctor", epilog="Example: orchestrator doctor --json")(doctor)
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="print one JSON document")] = False) -> None:
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
     """Say what this machine offers, and what each missing piece costs. Always exits 0."""
     from dataclasses import asdict
 

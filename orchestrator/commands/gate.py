@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ import typer
 
 from moegate.errors import UsageError
 from moegate.exits import Exit
+from orchestrator.commands._output import emit_json, plain
 
 if TYPE_CHECKING:
     from moegate.records import GateResult
@@ -87,7 +87,7 @@ def _print_gate(result: GateResult, *, as_json: bool) -> None:
     from moegate.records import to_json
 
     if as_json:
-        typer.echo(json.dumps(to_json(result), indent=1))
+        emit_json(to_json(result))
         return
     typer.echo(plain(result.sentence))
     for reason in result.reasons:
@@ -97,7 +97,7 @@ def _print_gate(result: GateResult, *, as_json: bool) -> None:
 
 def _print_selftest(result: SelfTest, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(asdict(result)))
+        emit_json(asdict(result))
         return
     from moegate.stats import clopper_pearson
 
@@ -112,8 +112,3 @@ def _selftest_exit(result: SelfTest) -> Exit:
     from moegate.stats import clopper_pearson
 
     return Exit.REGRESSION if clopper_pearson(result.false_alarm_runs, result.runs).low > 0.01 else Exit.OK
-
-
-def plain(text: str) -> str:
-    """One line without control characters: what logs and branch names put into a message stays inert on a terminal."""
-    return "".join(char if char.isprintable() else "�" for char in text)

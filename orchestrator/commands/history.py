@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from orchestrator.commands._output import emit_json, plain
 
 if TYPE_CHECKING:
     from orchestrator.history import CellRow, RunRow
@@ -20,7 +21,12 @@ Branch = Annotated[str | None, typer.Option(help="Only runs of this branch.")]
 
 def register(app: typer.Typer) -> None:
     """Add the command group to the command line."""
-    group = typer.Typer(no_args_is_help=True, help="Finished runs over time: trends and baselines.")
+    group = typer.Typer(
+        no_args_is_help=True,
+        help="Finished runs over time: trends and baselines.",
+        epilog="Example: orchestrator history list --branch main",
+        rich_markup_mode=None,
+    )
     group.command(name="list", epilog="Example: orchestrator history list --branch main")(list_command)
     group.command(name="show", epilog="Example: orchestrator history show 3f2a")(show_command)
     group.command(name="trend", epilog="Example: orchestrator history trend serve/tiny/triton")(trend_command)
@@ -120,10 +126,8 @@ def _cell_text(cell: CellRow) -> str:
 
 
 def _print(value: Any, lines: list[str], as_json: bool) -> None:
-    from orchestrator.commands.gate import plain
-
     if as_json:
-        typer.echo(json.dumps(value, indent=1))
+        emit_json(value)
         return
     for line in lines:
         typer.echo(plain(line))

@@ -9,12 +9,17 @@ import typer
 
 __all__ = ["register"]
 
-_RUNDIR = typer.Argument(metavar="RUNDIR", help="a run directory, or a journal file")
+_RUNDIR = typer.Argument(metavar="RUNDIR", help="A run directory, or a journal file.")
 
 
 def register(app: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(help="Read or check the journal of a run.", no_args_is_help=True, rich_markup_mode=None)
+    group = typer.Typer(
+        help="Read or check the journal of a run.",
+        epilog="Example: orchestrator journal verify runs/cpu-20270101-120000",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+    )
     group.command("show", epilog="Example: orchestrator journal show runs/cpu-20270101-120000")(show)
     group.command("verify", epilog="Example: orchestrator journal verify runs/cpu-20270101-120000")(verify)
     app.add_typer(group, name="journal")
@@ -26,7 +31,7 @@ def _file(path: Path) -> Path:
 
 def show(
     rundir: Annotated[Path, _RUNDIR],
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON document")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Print every entry, oldest first."""
     import json
@@ -45,7 +50,7 @@ def show(
 
 def verify(
     rundir: Annotated[Path, _RUNDIR],
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON document")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Check every entry's sum and order, and that each finished attempt's result is what it was. Exit 2 where not."""
     from moegate import canonical, journal

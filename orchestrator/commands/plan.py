@@ -16,11 +16,11 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(
-    matrix: Annotated[Path, typer.Argument(metavar="MATRIX", help="the matrix file")],
+    matrix: Annotated[Path, typer.Argument(metavar="MATRIX", help="The matrix file.")],
     only: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="only matching cells, and what they need")
+        list[str] | None, typer.Option(metavar="GLOB", help="Only matching cells, and what they need.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the plan record")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan record.")] = False,
 ) -> None:
     """Print the cells of a matrix with their ids, pools, reasons and estimates. Nothing is run."""
     from moegate.records import to_json

@@ -17,11 +17,11 @@ def register(app: typer.Typer) -> None:
 
 
 def prune(
-    runs: Annotated[Path, typer.Option(help="folder of run directories")] = Path("runs"),
-    older: Annotated[str, typer.Option(help="age, such as 30d or 12h")] = "30d",
-    docker: Annotated[bool, typer.Option(help="also containers, images and caches that carry our label")] = True,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would go")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON document")] = False,
+    runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
+    older: Annotated[str, typer.Option(help="Age, such as 30d or 12h.")] = "30d",
+    docker: Annotated[bool, typer.Option(help="Also containers, images and caches that carry our label.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Remove runs, and containers, images and caches of ours, that are older than an age. Nothing else is touched."""
     from orchestrator.commands._output import emit_json

@@ -16,8 +16,8 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    rundir: Annotated[Path, typer.Argument(metavar="RUNDIR", help="a run directory")],
-    as_json: Annotated[bool, typer.Option("--json", help="print the gate's result as JSON")] = False,
+    rundir: Annotated[Path, typer.Argument(metavar="RUNDIR", help="A run directory.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the gate's result as JSON.")] = False,
 ) -> None:
     """Write report.html, junit.xml, results.sarif and summary.md of a run, finished or not."""
     from moegate.records import to_json

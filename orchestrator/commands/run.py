@@ -21,14 +21,14 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    matrix: Annotated[Path, typer.Argument(metavar="MATRIX", help="the matrix file")],
-    out: Annotated[Path | None, typer.Option(help="the run directory (default runs/NAME-TIME)")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with --out, or the newest run")] = False,
+    matrix: Annotated[Path, typer.Argument(metavar="MATRIX", help="The matrix file.")],
+    out: Annotated[Path | None, typer.Option(help="The run directory (default runs/NAME-TIME).")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with --out, or the newest run.")] = False,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="only matching cells, and what they need")
+        list[str] | None, typer.Option(metavar="GLOB", help="Only matching cells, and what they need.")
     ] = None,
-    isolation: Annotated[str | None, typer.Option(metavar="auto|docker|process", help="overrides the pools")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the gate's result as JSON")] = False,
+    isolation: Annotated[str | None, typer.Option(metavar="auto|docker|process", help="Overrides the pools.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the gate's result as JSON.")] = False,
 ) -> None:
     """Plan a matrix, run its cells, compare the arms, gate, and write the reports."""
     from moegate.errors import UsageError

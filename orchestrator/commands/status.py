@@ -16,8 +16,8 @@ def register(app: typer.Typer) -> None:
 
 
 def status(
-    rundir: Annotated[Path, typer.Argument(metavar="RUNDIR", help="a run directory")],
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON document")] = False,
+    rundir: Annotated[Path, typer.Argument(metavar="RUNDIR", help="A run directory.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Print the state of every cell, from the journal; a run in progress is not disturbed."""
     from collections import Counter

@@ -41,7 +41,9 @@ def test_help_is_quick():
 def test_every_command_is_there_and_shows_an_example():
     commands = get_command(app).commands  # type: ignore[attr-defined]
     assert set(commands) == set(COMMANDS)
+    assert len(COMMANDS) == len(set(COMMANDS))
     for name, command in commands.items():
+        assert "orchestrator" in (command.epilog or ""), f"{name} shows no example"
         leaves = getattr(command, "commands", None) or {name: command}
         for leaf in leaves.values():
             assert leaf.help, name
