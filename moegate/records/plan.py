@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 __all__ = [
@@ -133,6 +134,10 @@ class PlannedCell:
     needs: tuple[str, ...] = ()
     retries: int = 1
     estimate_s: float | None = None
+
+    def matches(self, glob: str) -> bool:
+        """Whether a GLOB of `--only`, `required` or `quarantine` means this cell, by label or by id."""
+        return fnmatchcase(self.label, glob) or fnmatchcase(self.id, glob)
 
 
 @dataclass(frozen=True)

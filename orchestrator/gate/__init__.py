@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from orchestrator.gate.policy import PASSING, STATE_EXITS, gate, matches
+from orchestrator.gate.policy import PASSING, STATE_EXITS, gate
 
-__all__ = ["PASSING", "STATE_EXITS", "gate", "matches"]
+__all__ = ["PASSING", "STATE_EXITS", "gate"]

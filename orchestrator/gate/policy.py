@@ -84,11 +84,6 @@ _SEVERITY = {
 }
 
 
-def matches(cell: PlannedCell, glob: str) -> bool:
-    """Whether a GLOB of the policy names this cell: by label or by id."""
-    return fnmatchcase(cell.label, glob) or fnmatchcase(cell.id, glob)
-
-
 def _judge_cell(
     cell: PlannedCell, outcome: CellOutcome | None, verdict: CellVerdict | None, plan: Plan
 ) -> list[GateReason]:
@@ -144,7 +139,7 @@ def _judge_speed(cell: PlannedCell, verdict: CellVerdict, plan: Plan) -> list[Ga
 
 
 def _inconclusive(cell: PlannedCell, verdict: CellVerdict, policy: GatePolicy) -> GateReason:
-    required = any(matches(cell, glob) for glob in policy.required)
+    required = any(cell.matches(glob) for glob in policy.required)
     more = f"; about {verdict.more_pairs} more pairs would settle it" if verdict.more_pairs else ""
     message = f"inconclusive{_by(verdict)}: {verdict.reason}{more}"
     if required:
@@ -175,7 +170,7 @@ def _tier(cell: PlannedCell, policy: GatePolicy) -> str:
 
 def _quarantine(cell: PlannedCell, rules: Iterable[QuarantineRule], today: str) -> QuarantineRule | None:
     """The rule that keeps this cell from gating; `until` is its last day."""
-    return next((rule for rule in rules if matches(cell, rule.cells) and today <= rule.until[:10]), None)
+    return next((rule for rule in rules if cell.matches(rule.cells) and today <= rule.until[:10]), None)
 
 
 def _informs(reason: GateReason, why: str) -> GateReason:
@@ -194,7 +189,7 @@ def _run_reasons(plan: Plan, comparison: Comparison, today: str) -> list[GateRea
             GateReason(Exit.INFRA, f"{len(strangers)} verdicts of cells that were not planned", strangers[0])
         )
     for glob in plan.gate.required:
-        if not any(matches(cell, glob) for cell in plan.cells):
+        if not any(cell.matches(glob) for cell in plan.cells):
             reasons.append(GateReason(Exit.INFRA, f"required cells {glob!r}: no planned cell matches"))
     for pool, why in comparison.voided_pools.items():
         reasons.append(GateReason(Exit.INFRA, f"the verdicts of pool {pool or '(none)'} are void: {why}"))

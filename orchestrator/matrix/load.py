@@ -16,9 +16,9 @@ from moegate.errors import UsageError
 from orchestrator.cells import KINDS
 from orchestrator.cells.base import CellSpec
 from orchestrator.matrix.schema import MatrixSpec, kind_keys
-from orchestrator.matrix.tree import Mapping_, Node, Scalar, Sequence_, Text, parse, plain
+from orchestrator.matrix.tree import Mapping_, Node, Scalar, Sequence_, Text, find, parse, plain
 
-__all__ = ["MAX_CELLS", "Matrix", "load"]
+__all__ = ["MAX_CELLS", "Matrix", "Text", "cell_count", "load"]
 
 MAX_CELLS = 100_000
 
@@ -161,23 +161,11 @@ def _place(tree: Mapping_, location: Iterable[str | int]) -> Place:
             steps.append(step)
     # A value that a cell inherited is wrong where it was written: in the defaults.
     if len(steps) >= 3 and steps[0] == "cells" and isinstance(steps[1], int):
-        written = _find(tree, steps[:3])
-        default = _find(tree, ("defaults", *steps[2:3]))
+        written = find(tree, steps[:3])
+        default = find(tree, ("defaults", *steps[2:3]))
         if written is None and default is not None:
             return ("defaults", *steps[2:])
     return tuple(steps)
-
-
-def _find(tree: Node, place: Sequence[str | int]) -> Node | None:
-    node: Node | None = tree
-    for step in place:
-        if isinstance(node, Mapping_):
-            node = node.items.get(str(step))
-        elif isinstance(node, Sequence_) and isinstance(step, int) and step < len(node.items):
-            node = node.items[step]
-        else:
-            return None
-    return node
 
 
 def _line(tree: Mapping_, place: Sequence[str | int]) -> int:
@@ -263,6 +251,3 @@ def _keys_at(model: Any, place: Sequence[str | int]) -> list[str]:
 def _near(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""
-
-
-__all__ += ["Text", "cell_count"]

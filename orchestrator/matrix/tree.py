@@ -8,14 +8,14 @@ they multiply.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from moegate.errors import UsageError
 
-__all__ = ["MAX_BYTES", "Mapping_", "Node", "Scalar", "Sequence_", "parse", "plain"]
+__all__ = ["MAX_BYTES", "Mapping_", "Node", "Scalar", "Sequence_", "find", "parse", "plain"]
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 24
@@ -65,6 +65,19 @@ class Text(str):
         text = cls(scalar.text)
         text.bare = scalar.bare
         return text
+
+
+def find(tree: Node, place: Sequence[str | int]) -> Node | None:
+    """The node at a place (keys and indices from the top), or None where nothing was written."""
+    node: Node | None = tree
+    for step in place:
+        if isinstance(node, Mapping_):
+            node = node.items.get(str(step))
+        elif isinstance(node, Sequence_) and isinstance(step, int) and step < len(node.items):
+            node = node.items[step]
+        else:
+            return None
+    return node
 
 
 def plain(node: Node) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.plan.build import build, matches, select
+from orchestrator.plan.build import build, select
 from orchestrator.plan.estimate import History, read_history
 
-__all__ = ["History", "build", "matches", "read_history", "select"]
+__all__ = ["History", "build", "read_history", "select"]

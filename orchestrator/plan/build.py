@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,15 +9,17 @@ from importlib.metadata import version
 from typing import Any, NoReturn
 
 from moegate import canonical
+from moegate.errors import UsageError
 from moegate.records import ComparePolicy, GatePolicy, ModelSpec, Plan, PlannedCell, PoolSpec, QuarantineRule
 from orchestrator.matrix import Matrix
+from orchestrator.matrix.tree import Mapping_, find
 from orchestrator.plan import resolve
 from orchestrator.plan.estimate import History, cell_seconds
 from orchestrator.plan.expand import Point, expand
 from orchestrator.plan.reach import Reach, reach
 from orchestrator.plan.warn import warnings
 
-__all__ = ["build", "cell_id", "matches", "select"]
+__all__ = ["build", "cell_id", "select"]
 
 Place = tuple[str | int, ...]
 
@@ -63,17 +64,12 @@ def cell_id(kind: str, axes: dict[str, Any], arms: tuple[str, ...]) -> str:
     return f"{kind}-{canonical.digest({'kind': kind, 'axes': axes, 'arms': list(arms)})[:12]}"
 
 
-def matches(cell: PlannedCell, glob: str) -> bool:
-    """Whether a glob of `--only`, `required` or `quarantine` means this cell (by id or label)."""
-    return fnmatch.fnmatchcase(cell.id, glob) or fnmatch.fnmatchcase(cell.label, glob)
-
-
 def select(cells: Iterable[PlannedCell], globs: tuple[str, ...]) -> list[PlannedCell]:
     """The cells that a glob means, with all cells that they need, in plan order."""
     everything = list(cells)
     by_id = {cell.id: cell for cell in everything}
     keep: set[str] = set()
-    todo = [cell.id for cell in everything if any(matches(cell, glob) for glob in globs)]
+    todo = [cell.id for cell in everything if any(cell.matches(glob) for glob in globs)]
     while todo:
         name = todo.pop()
         if name not in keep:
@@ -85,8 +81,6 @@ def select(cells: Iterable[PlannedCell], globs: tuple[str, ...]) -> list[Planned
 def _only(cells: list[PlannedCell], globs: tuple[str, ...]) -> list[PlannedCell]:
     if not globs:
         return cells
-    from moegate.errors import UsageError
-
     chosen = select(cells, globs)
     if not chosen:
         sample = ", ".join(cell.label for cell in cells[:3])
@@ -100,7 +94,7 @@ def _check_globs(matrix: Matrix, gate: GatePolicy, cells: list[PlannedCell]) -> 
     rows: list[tuple[Place, str]] = [(("gate", "required", i), glob) for i, glob in enumerate(gate.required)]
     rows += [(("gate", "quarantine", i, "cells"), rule.cells) for i, rule in enumerate(gate.quarantine)]
     for place, glob in rows:
-        if not any(matches(cell, glob) for cell in cells):
+        if not any(cell.matches(glob) for cell in cells):
             matrix.fail(place, f"{glob} matches no cell", "`orchestrator plan` lists the labels")
 
 
@@ -288,10 +282,7 @@ class _Builder:
 
 
 def _keys(matrix: Matrix, place: Place) -> frozenset[str]:
-    from orchestrator.matrix.load import _find
-    from orchestrator.matrix.tree import Mapping_
-
-    node = _find(matrix.tree, place)
+    node = find(matrix.tree, place)
     return frozenset(node.items) if isinstance(node, Mapping_) else frozenset()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from statistics import median
 
 from moegate.records import (
@@ -82,7 +81,7 @@ def rule_for(bundle: RunBundle, cell: PlannedCell) -> QuarantineRule | None:
     """Return the quarantine rule that sets this cell aside on the day of the run, or None."""
     today = (bundle.started or bundle.plan.created)[:10]
     for rule in bundle.plan.gate.quarantine:
-        if rule.until[:10] >= today and (fnmatchcase(cell.label, rule.cells) or fnmatchcase(cell.id, rule.cells)):
+        if rule.until[:10] >= today and cell.matches(rule.cells):
             return rule
     return None
 
@@ -109,7 +108,7 @@ def _iterate(bundle: RunBundle) -> Iterator[Joined]:
             measurements=bundle.measurements.get(cell.id, ()),
             word=outcome_of(cell, outcome, verdict, rule is not None),
             rule=rule,
-            required=any(fnmatchcase(cell.label, glob) or fnmatchcase(cell.id, glob) for glob in required),
+            required=any(cell.matches(glob) for glob in required),
             blame=blame.exit if blame is not None else 0,
             decided=blame.message if blame is not None else "",
         )
