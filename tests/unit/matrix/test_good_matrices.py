@@ -95,6 +95,13 @@ def test_aliases_are_read_as_what_they_stand_for(repository, good):
     assert planned(path).cells == planned(repository / "matrix.yaml").cells
 
 
+def test_an_axis_value_that_runs_do_not_offer_is_said(repository, good):
+    path = repository / "matrix.yaml"
+    assert not any("residency" in text for text in planned(path).warnings)
+    path.write_text(good.replace("  - kind: serve\n", "  - kind: serve\n    residency: both\n"))
+    assert any("residency: both is not offered" in text for text in planned(path).warnings)
+
+
 def test_only_keeps_what_the_chosen_cells_need(repository):
     matrix = load(repository / "matrix.yaml")
     assert [cell.kind for cell in build(matrix, only=["serve/*/triton/*"]).cells] == ["tune", "serve"]
