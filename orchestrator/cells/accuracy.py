@@ -7,8 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from moegate.records import Measurement
-from orchestrator.cells.base import Axis, CellSpec, Command, Engine, Graph, Kind, Work
+from orchestrator.cells.base import Axis, CellSpec, Command, Engine, Graph, Kind, Work, one_launch
 from orchestrator.cells.serve import reads, server
 from orchestrator.scalars import Backend, Many, Name, PathText
 
@@ -34,12 +33,6 @@ def _command(work: Work) -> Command:
     return Command((*server(work), "--", *client), reads=(*reads(work), Path(samples)), network="loopback")
 
 
-def _judge(work: Work, measurement: Measurement) -> str | None:
-    if len(measurement.launches) != 1:
-        return f"an accuracy launch is one launch, the result holds {len(measurement.launches)}"
-    return None
-
-
 KIND = Kind(
     name="accuracy",
     spec=AccuracySpec,
@@ -54,7 +47,7 @@ KIND = Kind(
     timeout_s=3600.0,
     seconds=(30.0, 600.0),
     command=_command,
-    judge=_judge,
+    judge=one_launch,
     arms=True,
     family="serving",
 )

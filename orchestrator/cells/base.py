@@ -26,6 +26,7 @@ __all__ = [
     "Kind",
     "Programs",
     "Work",
+    "one_launch",
 ]
 
 Programs = Mapping[str, tuple[str, ...]]
@@ -100,11 +101,17 @@ class Work:
 
 @dataclass(frozen=True)
 class Command:
-    """An argument vector, and what it touches. `reads` and `writes` are absolute."""
+    """An argument vector, and what it touches. `reads` are absolute."""
 
     argv: tuple[str, ...]
     reads: tuple[Path, ...] = ()
     network: Literal["none", "loopback"] = "none"
+
+
+def one_launch(work: Work, measurement: Measurement) -> str | None:
+    """Judge a kind whose command is one launch: a result that holds several, or none, does not count."""
+    found = len(measurement.launches)
+    return None if found == 1 else f"one {work.cell.kind} command is one launch, the result holds {found}"
 
 
 @dataclass(frozen=True)

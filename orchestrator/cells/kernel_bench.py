@@ -7,8 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from moegate.records import Measurement
-from orchestrator.cells.base import Axis, CellSpec, Command, Dtype, Engine, Graph, Kind, Work
+from orchestrator.cells.base import Axis, CellSpec, Command, Dtype, Engine, Graph, Kind, Work, one_launch
 from orchestrator.scalars import Backend, Bool, Line, Many, Name, Natural
 
 __all__ = ["KIND"]
@@ -52,12 +51,6 @@ def _command(work: Work) -> Command:
     return Command(tuple(argv), reads=reads)
 
 
-def _judge(work: Work, measurement: Measurement) -> str | None:
-    if len(measurement.launches) != 1:
-        return f"a bench is one launch, the result holds {len(measurement.launches)}"
-    return None
-
-
 KIND = Kind(
     name="kernel-bench",
     spec=KernelBenchSpec,
@@ -74,7 +67,7 @@ KIND = Kind(
     timeout_s=600.0,
     seconds=(5.0, 20.0),
     command=_command,
-    judge=_judge,
+    judge=one_launch,
     arms=True,
     paired=True,
     family="kernel",

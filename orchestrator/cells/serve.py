@@ -7,8 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from moegate.records import Measurement
-from orchestrator.cells.base import Axis, CellSpec, Command, Engine, Graph, Kind, Work
+from orchestrator.cells.base import Axis, CellSpec, Command, Engine, Graph, Kind, Work, one_launch
 from orchestrator.scalars import Backend, Bool, Many, Name, Natural, Rate, Whole, fail
 
 __all__ = ["KIND", "Load", "server"]
@@ -88,12 +87,6 @@ def _command(work: Work) -> Command:
     return Command((*server(work), "--", *client), reads=reads(work), network="loopback")
 
 
-def _judge(work: Work, measurement: Measurement) -> str | None:
-    if len(measurement.launches) != 1:
-        return f"a serve launch is one launch, the result holds {len(measurement.launches)}"
-    return None
-
-
 KIND = Kind(
     name="serve",
     spec=ServeSpec,
@@ -109,7 +102,7 @@ KIND = Kind(
     timeout_s=1200.0,
     seconds=(6.0, 120.0),
     command=_command,
-    judge=_judge,
+    judge=one_launch,
     arms=True,
     paired=True,
     family="serving",
