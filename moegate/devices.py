@@ -55,11 +55,6 @@ class Device:
     aliases: tuple[Alias, ...] = ()
 
     @property
-    def spoken_name(self) -> str:
-        """The name as the driver prints it, with spaces."""
-        return self.name.replace("_", " ")
-
-    @property
     def fp8_matrix_unit(self) -> bool:
         """Whether the device multiplies FP8 matrices in hardware."""
         return self.platform in FP8_PLATFORMS

@@ -95,11 +95,6 @@ def needs_ue8m0(problem: Problem, caps: Capabilities) -> str | None:
     return None if problem.ue8m0 else "needs scales that are powers of two (ue8m0)"
 
 
-def per_channel_only(problem: Problem, caps: Capabilities) -> str | None:
-    """The weights have per-channel scales."""
-    return None if problem.per_channel else "needs per-channel weight scales"
-
-
 def a2a_in(*backends: str) -> Condition:
     """The expert-parallel transport is one of `backends`."""
 

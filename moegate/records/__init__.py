@@ -21,11 +21,10 @@ from moegate.records.plan import (
     QuarantineRule,
 )
 from moegate.records.provenance import ConfigTiming, Provenance
-from moegate.records.run import FINAL_STATES, RETRIED_STATES, Attempt, CellOutcome, RunBundle, State, TrendPoint
+from moegate.records.run import FINAL_STATES, Attempt, CellOutcome, RunBundle, State, TrendPoint
 
 __all__ = [
     "FINAL_STATES",
-    "RETRIED_STATES",
     "ArmSpec",
     "Attempt",
     "Case",

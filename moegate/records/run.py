@@ -9,7 +9,7 @@ from moegate.records.comparison import Comparison, GateResult
 from moegate.records.measurement import Measurement
 from moegate.records.plan import Plan
 
-__all__ = ["FINAL_STATES", "RETRIED_STATES", "Attempt", "CellOutcome", "RunBundle", "State", "TrendPoint"]
+__all__ = ["FINAL_STATES", "Attempt", "CellOutcome", "RunBundle", "State", "TrendPoint"]
 
 State = Literal[
     "PLANNED",
@@ -29,7 +29,6 @@ State = Literal[
 FINAL_STATES = frozenset(
     {"PASSED", "FAILED", "TIMEOUT", "OOM", "CRASHED", "DEVICE_LOST", "INFRA_ERROR", "CANCELLED", "BLOCKED", "SKIPPED"}
 )
-RETRIED_STATES = frozenset({"DEVICE_LOST", "INFRA_ERROR"})
 
 
 @dataclass(frozen=True)

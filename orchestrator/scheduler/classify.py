@@ -10,7 +10,7 @@ from pathlib import Path
 from moegate.records import State
 from orchestrator.pools.isolation import LaunchResult
 
-__all__ = ["Ending", "ending", "tail"]
+__all__ = ["SIGNS", "Ending", "ending", "last_line", "tail"]
 
 _TAIL_BYTES = 16 << 10
 
@@ -91,6 +91,3 @@ def _signal(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-__all__ += ["SIGNS", "last_line"]

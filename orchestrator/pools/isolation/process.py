@@ -12,7 +12,7 @@ from moegate import spawn
 from orchestrator.pools.isolation import PYTHON, RUN_MARK, LaunchResult, LaunchSpec, OnStart
 from orchestrator.pools.slots import Slot
 
-__all__ = ["ProcessIsolation", "environment", "visible_device"]
+__all__ = ["LAUNCH_MARK", "ProcessIsolation", "environment", "start_time", "visible_device"]
 
 LAUNCH_MARK = "MOEGATE_LAUNCH"
 _GRACE_S = 5.0
@@ -158,5 +158,3 @@ def _oom_kills() -> int:
         pass
     return 0
 
-
-__all__ += ["LAUNCH_MARK", "start_time"]
