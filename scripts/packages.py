@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
         return 0
     if "--check" in argv:
         have, want = set(re.findall(r'"([\w.]+)"', _LIST.findall(text)[0])), set(found())
-        print(f"pyproject.toml: packages missing {sorted(want - have)}, gone {sorted(have - want)}: run scripts/packages.py")
+        print(f"packages missing: {sorted(want - have)}, gone: {sorted(have - want)}; run scripts/packages.py")
         return 1
     path.write_text(renewed)
     return 0

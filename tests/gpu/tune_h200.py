@@ -98,8 +98,11 @@ def exhaustive(args: argparse.Namespace) -> list[Path]:
     children = []
     for number, sizes in enumerate(groups):
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": str(number)} if len(groups) > 1 else dict(os.environ)
-        command = [sys.executable, __file__, "--out", str(args.out / f"part{number}"), "--dtype", args.dtype, "--sizes", sizes,
-                   "--workers", str(cores), "--limit", str(args.limit), "--engine", args.engine, "--part", "exhaustive"]  # fmt: skip
+        command = [
+            sys.executable, __file__, "--out", str(args.out / f"part{number}"), "--dtype", args.dtype,
+            "--sizes", sizes, "--workers", str(cores), "--limit", str(args.limit), "--engine", args.engine,
+            "--part", "exhaustive",
+        ]  # fmt: skip
         children.append(subprocess.Popen(command, env=env))
     for child in children:
         child.wait()
@@ -129,8 +132,14 @@ def collect(args: argparse.Namespace, journals: list[Path]) -> Recorded | None:
         [*row(unit), round(statistics.median(times), 3), None] for unit, times in samples.items() if unit not in errors
     ]
     rows += [[*row(unit), None, error] for unit, error in errors.items()]
-    meta = {**SHAPE, "dtype": args.dtype, "fields": ["M", "projection", *FIELDS, "us", "error"], "engine": args.engine,
-            **{name: environment.get(name) for name in ("device", "vendor", "device_name", "environment", "kernel_hash")}}  # fmt: skip
+    about = ("device", "vendor", "device_name", "environment", "kernel_hash")
+    meta = {
+        **SHAPE,
+        "dtype": args.dtype,
+        "fields": ["M", "projection", *FIELDS, "us", "error"],
+        "engine": args.engine,
+        **{name: environment.get(name) for name in about},
+    }
     path = args.out / "sweep.json.gz"
     with gzip.open(path, "wt") as stream:
         json.dump({"meta": meta, "records": sorted(rows, key=str)}, stream, separators=(",", ":"))
@@ -165,8 +174,8 @@ def serial(args: argparse.Namespace) -> dict[str, Any]:
     session.do_setup(args.engine, problem.as_dict(), 0, 10)
     from tuner.spaces import space_for
 
-    configs = random.Random(0).sample(space_for(problem.op, "nvidia").configs(problem), 40)  # noqa: S311
-    sizes = [random.Random(1).choice(BATCH_SIZES) for _ in configs]  # noqa: S311
+    configs = random.Random(0).sample(space_for(problem.op, "nvidia").configs(problem), 40)
+    sizes = [random.Random(1).choice(BATCH_SIZES) for _ in configs]
     began, failed = time.monotonic(), 0
     for config, size in sorted(zip(configs, sizes, strict=True), key=lambda pair: pair[1]):
         for projection in ("up", "down"):
@@ -177,7 +186,8 @@ def serial(args: argparse.Namespace) -> dict[str, Any]:
     each = (time.monotonic() - began) / len(configs)
     total = each * 1920 * len(BATCH_SIZES)
     print(
-        f"serial: {each:.2f} s a config of both projections, {failed} failed; 1920 configs x 18 sizes: {total / 3600:.1f} h"
+        f"serial: {each:.2f} s a config of both projections, {failed} failed; "
+        f"1920 configs x 18 sizes: {total / 3600:.1f} h"
     )
     return {"stage": "serial", "seconds_each": each, "failed": failed, "extrapolated_s": total}
 
@@ -231,7 +241,8 @@ def report(args: argparse.Namespace, recorded: Recorded | None, results: list[di
             if found:
                 worst = max(found, key=lambda size: found[size])
                 print(
-                    f"{result['stage']} {which}: wall {result['wall_s']} s, mean regret {100 * statistics.fmean(found.values()):.3f} %, "
+                    f"{result['stage']} {which}: wall {result['wall_s']} s, "
+        f"mean regret {100 * statistics.fmean(found.values()):.3f} %, "
                     f"worst {100 * found[worst]:.2f} % at M={worst}, {len(found)} sizes"
                 )
     from tuner.prior import load as load_prior
@@ -242,7 +253,8 @@ def report(args: argparse.Namespace, recorded: Recorded | None, results: list[di
 
             scored = score(recorded, strategy("racing"), prior, EFFORTS[effort])
             print(
-                f"replay {effort} {name}: mean {100 * scored.mean:.3f} %, worst {100 * scored.worst:.2f} %, {100 * scored.share:.1f} % of evaluations"
+                f"replay {effort} {name}: mean {100 * scored.mean:.3f} %, worst {100 * scored.worst:.2f} %, "
+                f"{100 * scored.share:.1f} % of evaluations"
             )
 
 
