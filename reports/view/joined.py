@@ -142,11 +142,11 @@ def span_of(joined: Joined, effect: Effect) -> str:
 
 
 def predicted_of(joined: Joined) -> str:
-    """Write what the kernels predict for a serving cell, and where they stand for the whole step; empty for nothing."""
+    """Write what the kernels predict for a serving cell, and whether their share of a step is left out of it."""
     verdict = joined.verdict
     if verdict is None or verdict.predicted is None:
         return ""
-    return percent(verdict.predicted) + (" (were a step all kernel)" if verdict.predicted_whole_step else "")
+    return percent(verdict.predicted) + (" (kernel alone)" if verdict.predicted_whole_step else "")
 
 
 def primary_value(launch: Launch) -> float | None:

@@ -15,7 +15,7 @@ from html.parser import HTMLParser
 import pytest
 
 from moegate.records import CellOutcome, Comparison, GatePolicy, GateResult, Plan, RunBundle
-from reports import html
+from reports import html, summary
 from reports.words import LOOKS
 
 VOID = {"meta", "link", "input", "br", "wbr", "img", "hr"}
@@ -99,6 +99,16 @@ def test_square_shows_both_backends_prediction_and_interaction(green: RunBundle)
     for shown in ("triton", "auto ran torch", "+64.0 %", "Interaction", "auto is a control"):
         assert shown in words
     assert "<title>Gain from untuned to tuned by backend" in square
+
+
+def test_a_prediction_that_leaves_the_rest_of_the_step_out_says_so(green: RunBundle) -> None:
+    assert "kernel alone" not in html.render(green)
+    cells = tuple(
+        dataclasses.replace(cell, predicted_whole_step=cell.predicted is not None) for cell in green.comparison.cells
+    )
+    bound = dataclasses.replace(green, comparison=dataclasses.replace(green.comparison, cells=cells))
+    assert "The kernels predict <b>+64.0 % (kernel alone)</b>" in html.render(bound)
+    assert "+64.0 % (kernel alone) |" in summary.render(bound)
 
 
 def test_config_diff_shows_old_and_new_per_batch_size(green: RunBundle) -> None:
