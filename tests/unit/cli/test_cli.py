@@ -98,6 +98,8 @@ def test_status_and_cancel_of_a_run_that_nobody_holds(empty_run):
     done = orchestrator("cancel", str(empty_run))
     assert (done.returncode, done.stdout.strip()) == (0, "no orchestrator is running it")
     assert not (empty_run / "cancel").exists()
+    told = json.loads(orchestrator("cancel", str(empty_run), "--json").stdout)
+    assert told == {"run": str(empty_run), "stopped": False}
 
 
 @pytest.mark.parametrize("command", ["status", "report", "cancel"])
