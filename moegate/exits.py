@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import IntEnum
 
-__all__ = ["Exit", "worst"]
+__all__ = ["Exit", "rank", "worst"]
 
 
 class Exit(IntEnum):
@@ -22,6 +22,11 @@ class Exit(IntEnum):
 
 # A wrong input makes every other answer meaningless; a proven regression outranks what could not be measured.
 _PRECEDENCE = (Exit.TERMINATED, Exit.INTERRUPTED, Exit.USAGE, Exit.REGRESSION, Exit.INFRA, Exit.INCONCLUSIVE, Exit.OK)
+
+
+def rank(code: int) -> int:
+    """Return a sort key: what wins by precedence comes first, and a code that is none of ours comes with INFRA."""
+    return _PRECEDENCE.index(Exit(code) if code in _PRECEDENCE else Exit.INFRA)
 
 
 def worst(codes: Iterable[int]) -> Exit:

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
+from moegate.exits import rank
 from moegate.records import RunBundle
 from moegate.records.findings import Finding
 from reports.text import clean, one_line, tail, value
@@ -70,7 +71,8 @@ def _head(bundle: RunBundle, cells: Iterable[Joined]) -> str:
 
 
 def _decided(cells: Iterable[Joined], bundle: RunBundle) -> str:
-    reasons = sorted((reason for reason in bundle.gate.reasons if reason.exit), key=lambda reason: reason.exit)[:50]
+    failing = (reason for reason in bundle.gate.reasons if reason.exit)
+    reasons = sorted(failing, key=lambda reason: rank(reason.exit))[:50]
     if not reasons:
         return ""
     labels = {joined.cell.id: joined.cell.label for joined in cells}
@@ -90,7 +92,7 @@ def _squares(bundle: RunBundle, cells: Iterable[Joined]) -> str:
             "",
             f"### {md(one.label, 120)}",
             "",
-            "| backend | baseline | candidate | gain | predicted | outcome |",
+            "| backend | baseline | candidate | gain | predicted TPOT gain | outcome |",
         ]
         lines.append("|---|--:|--:|--:|--:|---|")
         lines += [_square_row(backend, joined) for backend, joined in rows]

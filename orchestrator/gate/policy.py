@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 
-from moegate.exits import Exit, worst
+from moegate.exits import Exit, rank, worst
 from moegate.records import (
     CellOutcome,
     CellVerdict,
@@ -68,7 +68,7 @@ def gate(
         counts.update(_counts(cell, states.get(cell.id), verdicts.get(cell.id)))
         reasons.extend(answers)
     reasons.extend(_run_reasons(plan, comparison, today))
-    reasons.sort(key=lambda reason: _SEVERITY[Exit(reason.exit)])
+    reasons.sort(key=lambda reason: rank(reason.exit))
     code = worst(reason.exit for reason in reasons)
     return GateResult(
         exit=int(code),
@@ -77,11 +77,6 @@ def gate(
         counts=dict(counts),
         policy={"gate": to_json(plan.gate), "compare": to_json(plan.compare)},
     )
-
-
-_SEVERITY = {
-    code: rank for rank, code in enumerate((Exit.USAGE, Exit.REGRESSION, Exit.INFRA, Exit.INCONCLUSIVE, Exit.OK))
-}
 
 
 def _judge_cell(

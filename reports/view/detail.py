@@ -92,7 +92,7 @@ class Detail:
     config_anchor: str | None
     config_note: str
     tables: tuple[ConfigTable, ...]
-    predicted: tuple[str, str] | None
+    predicted: tuple[str, str, str] | None
     memory: str
     attempts: tuple[tuple[str, ...], ...]
     cases: tuple[tuple[str, str, str], ...]
@@ -187,7 +187,8 @@ def _sentence(joined: Joined) -> str:
 
 
 # What people ask about first; the others follow as they come.
-_FIRST = ("median_tpot_ms", "median_ttft_ms", "output_throughput", "request_throughput", "p99_ttft_ms", "p99_tpot_ms")
+_TPOT = "median_tpot_ms"
+_FIRST = (_TPOT, "median_ttft_ms", "output_throughput", "request_throughput", "p99_ttft_ms", "p99_tpot_ms")
 
 
 def effect_lines(joined: Joined, most: int) -> tuple[EffectLine, ...]:
@@ -290,11 +291,13 @@ def _config_note(changed: int) -> str:
     return f"the arms differ at {count(changed, 'batch size')}" if changed else "the same in both arms"
 
 
-def _predicted(joined: Joined) -> tuple[str, str] | None:
+def _predicted(joined: Joined) -> tuple[str, str, str] | None:
+    """Return the predicted gain, the measured one, and of which metric: time per output token where it was measured."""
     verdict = joined.verdict
     if verdict is None or verdict.predicted is None or verdict.effect is None:
         return None
-    return predicted_of(joined), percent(verdict.effect.gain)
+    tpot = next((effect for effect in (verdict.effect, *verdict.others) if effect.metric == _TPOT), verdict.effect)
+    return predicted_of(joined), percent(tpot.gain), one_line(tpot.metric, 60)
 
 
 def _memory(joined: Joined) -> str:

@@ -9,8 +9,8 @@ from statistics import median
 
 from markupsafe import Markup
 
-from moegate.exits import Exit
-from moegate.records import Effect, GateReason, RunBundle
+from moegate.exits import rank
+from moegate.records import Effect, RunBundle
 from reports import svg
 from reports.text import count, one_line, percent
 from reports.view.changes import ArmRow, ConfigSet, DispatchRow, anchor_for, arm_rows, config_sets, dispatch_rows
@@ -207,13 +207,7 @@ def _policy(bundle: RunBundle) -> tuple[tuple[str, str], ...]:
 
 def _reasons(bundle: RunBundle, cells: Iterable[Joined], linked: set[str]) -> tuple[Reason, ...]:
     labels = {joined.cell.id: joined.label for joined in cells}
-
-    def weight(reason: GateReason) -> int:
-        return (Exit.USAGE, Exit.REGRESSION, Exit.INFRA, Exit.INCONCLUSIVE, Exit.OK).index(
-            Exit(reason.exit) if reason.exit in (0, 1, 2, 3, 4) else Exit.INFRA
-        )
-
-    ordered = sorted(bundle.gate.reasons, key=weight)[:40]
+    ordered = sorted(bundle.gate.reasons, key=lambda reason: rank(reason.exit))[:40]
     return tuple(
         Reason(
             message=one_line(reason.message, 400),

@@ -33,6 +33,10 @@ def test_precedence_of_exit_codes(codes: list[int], winner: int) -> None:
     assert exits.worst(codes) == winner
 
 
+def test_reasons_are_ordered_as_the_winner_is_chosen() -> None:
+    assert sorted([0, 4, 3, 1, 2, 77], key=exits.rank) == [2, 1, 3, 77, 4, 0]
+
+
 def test_canonical_json_does_not_depend_on_order_and_refuses_nan() -> None:
     assert canonical.dumps({"b": 1, "a": [1.5, "é"]}) == '{"a":[1.5,"\\u00e9"],"b":1}'
     assert canonical.digest({"a": 1, "b": 2}) == canonical.digest({"b": 2, "a": 1})

@@ -16,6 +16,7 @@ import pytest
 
 from moegate.records import CellOutcome, Comparison, GatePolicy, GateResult, Plan, RunBundle
 from reports import html, summary
+from reports.text import percent
 from reports.words import LOOKS
 
 VOID = {"meta", "link", "input", "br", "wbr", "img", "hr"}
@@ -154,7 +155,10 @@ def test_drill_down_carries_launches_order_command_log_and_cases(green: RunBundl
     assert "ready after 3.1 s" in text
     assert "3100 MHz, 61 °C" in text
     assert "fused_experts float32 M=33" in text
-    assert "The kernels predict <b>+64.0 %</b>" in text
+    tpot = next(cell for cell in green.comparison.cells if cell.predicted is not None).others[0]
+    assert tpot.metric == "median_tpot_ms"
+    said = f"The kernels predict <b>+64.0 %</b>; measured <b>{percent(tpot.gain)}</b> (median_tpot_ms)"
+    assert said in text, "a prediction of TPOT stands beside TPOT, whatever metric gates"
     failing = html.render(red)
     assert "E=8.json:3 num_warps 3" in failing
     assert "2 void, not paired" in failing
