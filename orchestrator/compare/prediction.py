@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from moegate.records import PlannedCell
+from moegate.stats import hodges_lehmann
 from orchestrator.compare.pairs import Pair, samples_of, value_of
 
 KernelTimes = Mapping[int, tuple[float, float]]
@@ -57,7 +59,11 @@ def predict(
 
 
 def kernel_times(pairs: Sequence[Pair]) -> dict[int, tuple[float, float]]:
-    """The median kernel time of each arm per batch size, over a kernel-bench cell's pairs."""
+    """The kernel times of both arms per batch size, over a kernel-bench cell's pairs.
+
+    The baseline's is its median; the candidate's is that with the ratio that the pairs say, so that a prediction never
+    contradicts the gain of the kernel cell itself.
+    """
     result: dict[int, tuple[float, float]] = {}
     names = {samples.metric for pair in pairs for samples in pair.baseline.samples}
     for name in names:
@@ -68,7 +74,9 @@ def kernel_times(pairs: Sequence[Pair]) -> dict[int, tuple[float, float]]:
         both = [(value_of(a), value_of(b)) for a, b in values if a is not None and b is not None]
         known = [(a, b) for a, b in both if a is not None and b is not None]
         if known:
-            result[int(match[1])] = (median(a for a, _ in known), median(b for _, b in known))
+            baseline = median(a for a, _ in known)
+            ratio = math.exp(float(hodges_lehmann([math.log(b / a) for a, b in known])))
+            result[int(match[1])] = (baseline, baseline * ratio)
     return result
 
 
