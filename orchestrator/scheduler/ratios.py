@@ -1,4 +1,4 @@
-"""The log ratios of a stage as far as it has come: what `moegate.stats` is asked with after each pair.
+"""The log ratio of a pair: what `moegate.stats` is asked with after each one.
 
 Comparison recomputes all of this from the records; here it only decides whether a cell goes on.
 """
@@ -12,24 +12,14 @@ from statistics import median
 from moegate.records import Launch, Samples
 from moegate.stats import void_reason
 
-__all__ = ["log_ratio", "log_ratios"]
-
-
-def log_ratios(launches: Sequence[Launch], arms: tuple[str, str], metric: str | None) -> tuple[float, ...]:
-    """ln(candidate/baseline) per valid pair, in pair order, positive is better.
-
-    launches: of one stage, in the order in which they ran. metric: None is the launches' own primary one.
-    """
-    pairs: dict[int, list[Launch]] = {}
-    for launch in launches:
-        if launch.pair is not None:
-            pairs.setdefault(launch.pair, []).append(launch)
-    values = (log_ratio(pairs[number], arms, metric) for number in sorted(pairs))
-    return tuple(value for value in values if isinstance(value, float))
+__all__ = ["log_ratio"]
 
 
 def log_ratio(pair: Sequence[Launch], arms: tuple[str, str], metric: str | None) -> float | str:
-    """The log ratio of one pair's two launches, or why they do not form a pair."""
+    """ln(candidate/baseline) of one pair's two launches, positive is better, or why they do not form a pair.
+
+    metric: None is the launches' own primary one.
+    """
     if len(pair) != 2:
         return "its partner is missing"
     if arms[0] == arms[1]:
