@@ -10,7 +10,7 @@ MATRIX ?= matrix.yaml
 RUN ?=
 PYTEST ?=
 
-.PHONY: help venv run test lint unit wheelhouse image base-image constraints clean distclean
+.PHONY: help venv run test lint unit test-vllm wheelhouse image base-image constraints clean distclean
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ lint: venv  ## ruff, mypy --strict and the import contracts
 unit: venv  ## pytest (PYTEST= adds options: make unit PYTEST='-k configs')
 	@$(PY) -m pytest $(PYTEST)
 
+test-vllm: venv  ## our engine file and load client against a real vLLM on the CPU (about 3 GB the first time)
+	@scripts/test-vllm.sh
+
 wheelhouse: venv  ## download what the CPU image installs into wheelhouse/
 	@scripts/wheelhouse.sh
 
@@ -52,4 +55,4 @@ clean:  ## remove caches, builds and the wheelhouse
 	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## and .venv
-	@rm -rf $(VENV) .venv.lock
+	@rm -rf $(VENV) .venv.lock .venv-vllm
