@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import sys
+from typing import NoReturn
 
-from moegate.errors import MoegateError
-from moegate.exits import Exit
+from moegate.entry import guard
+
+__all__ = ["main"]
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Run the command line; every error of ours becomes one line on standard error and its exit code."""
     from orchestrator.cli import app
 
-    try:
-        app()
-    except MoegateError as error:
-        print(f"orchestrator: {error}", file=sys.stderr)
-        sys.exit(int(error.exit))
-    except KeyboardInterrupt:
-        sys.exit(int(Exit.INTERRUPTED))
-    except BrokenPipeError:
-        # The reader of our output has gone (`| head`); nothing is left to say, and Python would complain at exit.
-        sys.stderr.close()
-        sys.exit(int(Exit.OK))
+    guard("orchestrator", app)
 
 
 if __name__ == "__main__":

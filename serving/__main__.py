@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-import sys
+from typing import NoReturn
 
-from moegate.errors import MoegateError
-from moegate.exits import Exit
+from moegate.entry import guard
 
 __all__ = ["main"]
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Run the command line and exit."""
     from serving.cli import app
 
-    try:
-        code = app(standalone_mode=False)
-    except MoegateError as error:
-        print(f"serving: {error}", file=sys.stderr)
-        code = error.exit
-    except KeyboardInterrupt:
-        code = Exit.INTERRUPTED
-    except Exception as error:
-        code = _click_exit(error)
-    sys.exit(int(code or 0))
-
-
-def _click_exit(error: Exception) -> int:
-    """The command-line library's own exceptions: usage errors print themselves; anything else is a defect."""
-    show = getattr(error, "show", None)
-    if show is not None:
-        show(file=sys.stderr)
-        return Exit.USAGE
-    if type(error).__name__ == "Abort":
-        return Exit.INTERRUPTED
-    raise error
+    guard("serving", lambda: app(standalone_mode=False))
 
 
 if __name__ == "__main__":

@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import sys
+from typing import NoReturn
 
-from moegate.errors import MoegateError
-from moegate.exits import Exit
+from moegate.entry import guard
 
 __all__ = ["main"]
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Run the command line and exit."""
     from tuner.cli import app
 
-    try:
-        code = app(standalone_mode=False)
-    except MoegateError as error:
-        print(f"tuner: {error}", file=sys.stderr)
-        code = error.exit
-    except KeyboardInterrupt:
-        print("tuner: interrupted; what was measured is in the journal, the same command goes on", file=sys.stderr)
-        code = Exit.INTERRUPTED
-    except Exception as error:
-        code = _click_exit(error)
-    sys.exit(int(code or 0))
-
-
-def _click_exit(error: Exception) -> int:
-    """The command-line library's own exceptions: usage errors print themselves; anything else is a defect."""
-    show = getattr(error, "show", None)
-    if show is not None:
-        show(file=sys.stderr)
-        return Exit.USAGE
-    if type(error).__name__ == "Abort":
-        return Exit.INTERRUPTED
-    raise error
+    guard(
+        "tuner",
+        lambda: app(standalone_mode=False),
+        interrupted="interrupted; what was measured is in the journal, the same command goes on",
+    )
 
 
 if __name__ == "__main__":

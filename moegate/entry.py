@@ -1,0 +1,101 @@
+"""How each of our programs starts and ends: every failure that is not a defect becomes one line and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from moegate.errors import InfraError, MoegateError, UsageError
+from moegate.exits import Exit
+
+__all__ = ["from_os", "guard"]
+
+# What a path that somebody named can be; any other refusal of the system (no space, no descriptor) is the machine's.
+_OF_A_PATH = frozenset(
+    {
+        errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENODEV, errno.ENOENT,
+        errno.ENOTDIR, errno.ENOTEMPTY, errno.ENXIO, errno.EPERM,
+    }
+)  # fmt: skip
+
+
+def from_os(error: OSError) -> MoegateError:
+    """Say what the operating system refused: UsageError where a path is at fault, else InfraError."""
+    what = error.strerror or str(error) or type(error).__name__
+    name = error.filename if isinstance(error.filename, str | os.PathLike) else None
+    if name is not None and error.errno in _OF_A_PATH:
+        return UsageError(what, file=os.fspath(name))
+    return InfraError(what if name is None else f"{os.fspath(name)}: {what}")
+
+
+def guard(program: str, command: Callable[[], object], *, interrupted: str = "") -> NoReturn:
+    """Run a program's command line and exit with what it returns (an int, or None for 0).
+
+    Args:
+        program: name that begins each message.
+        command: parses sys.argv and works; may exit by itself.
+        interrupted: printed where a person interrupts it.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # File names and logs hold what no encoding can spell; a message must not die of that.
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+    try:
+        code = _finished(command)
+    except MoegateError as error:
+        code = _say(program, error)
+    except KeyboardInterrupt:
+        if interrupted:
+            print(f"{program}: {interrupted}", file=sys.stderr)
+        code = int(Exit.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`); nothing is left to say.
+        code = int(Exit.OK)
+    except OSError as error:
+        code = _say(program, from_os(error))
+    _drop_output()
+    sys.exit(code)
+
+
+def _finished(command: Callable[[], object]) -> int:
+    """The command's code, with all that it printed handed over, so that a full disk is noticed here."""
+    try:
+        code = command()
+    except SystemExit as left:
+        code = left.code
+    except Exception as error:
+        code = _of_the_library(error)
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    return int(code) if isinstance(code, int) else int(Exit.OK)
+
+
+def _of_the_library(error: Exception) -> Exit:
+    """The command-line library's own exceptions: usage errors print themselves; all others go on."""
+    show = getattr(error, "show", None)
+    if show is not None:
+        show(file=sys.stderr)
+        return Exit.USAGE
+    if type(error).__name__ == "Abort":
+        return Exit.INTERRUPTED
+    raise error
+
+
+def _say(program: str, error: MoegateError) -> int:
+    print(f"{program}: {error}", file=sys.stderr)
+    return int(error.exit)
+
+
+def _drop_output() -> None:
+    """What cannot be handed over any more is dropped, or Python would complain about it at its end."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

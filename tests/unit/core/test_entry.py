@@ -1,0 +1,94 @@
+"""What a machine refuses ends each program in one line and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moegate.entry import from_os
+from moegate.errors import InfraError, UsageError
+
+_RUN = "import sys; from moegate.entry import guard; sys.stdout.isatty(); guard('prog', lambda: {body})"
+
+
+def ended(body: str, stdout: int | None = subprocess.PIPE, **env: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN.format(body=body)],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env or None,
+    )
+    return done.returncode, done.stdout or "", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "kind"),
+    [
+        (errno.ENAMETOOLONG, "x", UsageError),
+        (errno.EACCES, "x", UsageError),
+        (errno.EISDIR, "x", UsageError),
+        (errno.ENOSPC, "x", InfraError),
+        (errno.EROFS, "x", InfraError),
+        (errno.EMFILE, None, InfraError),
+        (errno.ENOENT, None, InfraError),
+    ],
+)
+def test_a_named_path_is_the_persons_and_the_rest_the_machines(number: int, name: str | None, kind: type) -> None:
+    error = from_os(OSError(number, "is refused", name))
+    assert type(error) is kind
+    assert "is refused" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "said"),
+    [
+        ("open('y' * 300)", 2, "prog: yyy"),
+        ("(_ for _ in ()).throw(OSError(28, 'No space left'))", 3, "prog: No space left"),
+        ("7", 7, ""),
+        ("None", 0, ""),
+        ("sys.exit(4)", 4, ""),
+        ("(_ for _ in ()).throw(BrokenPipeError())", 0, ""),
+        ("(_ for _ in ()).throw(KeyboardInterrupt())", 130, ""),
+    ],
+)
+def test_how_a_program_ends(body: str, code: int, said: str) -> None:
+    returned, _, stderr = ended(body)
+    assert (returned, "Traceback" in stderr) == (code, False)
+    assert stderr.startswith(said)
+    assert bool(stderr) == bool(said)
+
+
+def test_a_defect_still_shows_itself() -> None:
+    assert "ZeroDivisionError" in ended("1 / 0")[2]
+
+
+def test_output_that_cannot_be_written_is_the_machines_fault() -> None:
+    with Path("/dev/full").open("w") as full:
+        returned, _, stderr = ended("print('answer')", stdout=full.fileno())
+    assert (returned, stderr) == (3, "prog: No space left on device\n")
+
+
+def test_a_name_that_the_terminal_cannot_spell_is_printed_all_the_same() -> None:
+    returned, stdout, stderr = ended(r"print('a\udcff\u2026')", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert (returned, stdout, stderr) == (0, "a\\udcff\\u2026\n", "")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("orchestrator", "gate", "x" * 300),
+        ("orchestrator", "status", "x" * 300),
+        ("tuner", "tune", "--model", "x" * 300, "--out", "tuned"),
+        ("serving", "launch", "--model", "x" * 300),
+    ],
+)
+def test_a_name_that_is_too_long_is_exit_2_for_every_program(tmp_path: Path, argv: tuple[str, ...]) -> None:
+    done = subprocess.run([sys.executable, "-P", "-m", *argv], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "File name too long" in done.stderr
+    assert "Traceback" not in done.stderr
