@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import math
+import os
 import re
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -52,20 +56,26 @@ def tree_digest(root: Path) -> str:
 
 
 def load_json(path: Path) -> Any:
-    """Read JSON that cannot lie: no duplicate keys, no NaN, at most 64 MiB.
+    """Read JSON that cannot lie: no duplicate keys, no NaN, no infinity however it is written, at most 64 MiB.
 
     Raises:
         UsageError: naming the file and, where one is known, the line.
     """
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise UsageError(f"is {size} bytes; at most {MAX_BYTES} are read", file=path)
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise UsageError(os.strerror(errno.EISDIR), file=path)
+        if not stat.S_ISREG(status.st_mode):
+            raise UsageError("is not a regular file", file=path)  # a pipe would never end
+        if status.st_size > MAX_BYTES:
+            raise UsageError(f"is {status.st_size} bytes; at most {MAX_BYTES} are read", file=path)
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"is not UTF-8: {error.reason} at byte {error.start}", file=path) from None
     except OSError as error:
         raise UsageError(error.strerror or str(error), file=path) from None
+    except ValueError as error:  # a NUL in the name
+        raise UsageError(str(error), file=path) from None
     return loads_json(text, file=path)
 
 
@@ -83,8 +93,14 @@ def loads_json(text: str, *, file: str | Path | None = None) -> Any:
     def constant(name: str) -> Any:
         raise UsageError(f"{name} is not a JSON number", file=file, line=_line_of(text, name))
 
+    def number(digits: str) -> float:
+        value = float(digits)
+        if math.isinf(value):
+            raise UsageError(f"{digits[:40]} is larger than any number", file=file, line=_line_of(text, digits))
+        return value
+
     try:
-        return json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
+        return json.loads(text, object_pairs_hook=pairs, parse_constant=constant, parse_float=number)
     except json.JSONDecodeError as error:
         raise UsageError(f"not JSON: {error.msg}", file=file, line=error.lineno) from None
     except RecursionError:

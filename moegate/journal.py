@@ -27,6 +27,8 @@ from moegate.paths import fsync_directory
 __all__ = ["Entry", "Journal", "read"]
 
 SCHEMA = 1
+MAX_BYTES = 1 << 30
+"""A journal beyond this is none of ours: 100,000 cells with all their launches need a tenth of it."""
 _HEADER = "journal"
 
 
@@ -144,6 +146,9 @@ def _parse(path: Path, purpose: str) -> tuple[list[Entry], int]:
     entries: list[Entry] = []
     good = 0
     with path.open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > MAX_BYTES:
+            raise RecordError(f"is {size} bytes; a journal has at most {MAX_BYTES}", file=path)
         lines = stream.read().split(b"\n")
     tail = lines.pop()  # what follows the last newline: empty, or torn
     for number, raw in enumerate(lines):
@@ -168,5 +173,10 @@ def _decode(raw: bytes) -> Entry | None:
     marker = text.rfind(',"sum":"')
     if marker < 0 or not text.endswith('"}') or text[marker + 8 : -2] != _sum(text[:marker] + "}"):
         return None
-    body = json.loads(text[:marker] + "}")
-    return Entry(body["seq"], body["kind"], body["time"], body["data"])
+    try:
+        body = json.loads(text[:marker] + "}")
+        entry = Entry(body["seq"], body["kind"], body["time"], body["data"])
+    except (ValueError, KeyError, RecursionError):  # the sum is right and yet no program of ours wrote it
+        return None
+    found = (type(entry.seq), type(entry.kind), type(entry.time), type(entry.data))
+    return entry if found == (int, str, str, dict) else None

@@ -26,9 +26,12 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
     The parent folder is made when missing. Data and directory entry are on disk when this returns.
     """
+    if not path.name:
+        raise UsageError("is a folder, not the name of a file", file=path)
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}.tmp")
+    # Cut by bytes, which is what file systems count.
+    temporary = path.with_name(f".{os.fsdecode(os.fsencode(path.name)[:200])}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as stream:
             stream.write(data)

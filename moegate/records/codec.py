@@ -102,7 +102,10 @@ def _decode_union(args: tuple[Any, ...], obj: Any, field: str, file: str | Path 
 
 def _decode_scalar(hint: Any, obj: Any, field: str, file: str | Path | None) -> Any:
     if hint is float and isinstance(obj, int | float) and not isinstance(obj, bool):
-        value = float(obj)
+        try:
+            value = float(obj)
+        except OverflowError:  # an integer beyond any float
+            value = math.inf
         if not math.isfinite(value):
             _fail(f"is {value}; must be finite", field, file)
         return value

@@ -50,14 +50,19 @@ def read_history(runs: Iterable[Path]) -> History:
     newest = sorted((path for path in runs if (path / "journal").is_file()), key=lambda p: p.stat().st_mtime)[-_RUNS:]
     for folder in newest:
         try:
-            entries = journal.read(folder / "journal")
-        except (MoegateError, OSError):
+            walls = _walls(journal.read(folder / "journal"))
+        except (MoegateError, OSError, TypeError, ValueError, OverflowError):
             continue
-        walls: dict[str, float] = {}
-        for entry in entries:
-            if entry.kind == "done" and entry.data.get("state") == "PASSED":
-                cell = str(entry.data.get("cell"))
-                walls[cell] = walls.get(cell, 0.0) + float(entry.data.get("wall_s") or 0.0)
         for cell, wall in walls.items():
             found.setdefault(cell, []).append(wall)
     return History({cell: median(values) for cell, values in found.items()})
+
+
+def _walls(entries: Iterable[journal.Entry]) -> dict[str, float]:
+    """Seconds of each cell's passed attempts in one run."""
+    walls: dict[str, float] = {}
+    for entry in entries:
+        if entry.kind == "done" and entry.data.get("state") == "PASSED":
+            cell = str(entry.data.get("cell"))
+            walls[cell] = walls.get(cell, 0.0) + float(entry.data.get("wall_s") or 0.0)
+    return walls

@@ -80,9 +80,11 @@ class Scheduler:
         Raises:
             InfraError: the journal or the run directory cannot be written any more. All children are ended first.
         """
-        for entry in self.journal.of("lease"):
-            self._numbers[entry.data["cell"]] = max(self._numbers.get(entry.data["cell"], 0), entry.data["attempt"])
-        self._recover(read_cells(self.journal.entries))
+        cells = read_cells(self.journal.entries)
+        self._numbers = {
+            name: max(attempt.number for attempt in cell.attempts) for name, cell in cells.items() if cell.attempts
+        }
+        self._recover(cells)
         try:
             while self._waiting or self._running:
                 self._check_stop()

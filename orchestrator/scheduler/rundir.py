@@ -92,7 +92,8 @@ class RunDir:
     def holder(self) -> str | None:
         """What the orchestrator that holds the directory says about itself, or None where nobody does."""
         try:
-            with (self.path / "lock").open("rb") as stream:
+            # Without blocking: what lies there under that name may be a pipe.
+            with os.fdopen(os.open(self.path / "lock", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
                 try:
                     fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except OSError:
@@ -141,4 +142,3 @@ def newest(runs: Path, name: str) -> Path | None:
         if plan.name == name:
             found.append((folder.stat().st_mtime, folder))
     return max(found)[1] if found else None
-

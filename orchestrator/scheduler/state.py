@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from moegate.errors import RecordError
 from moegate.journal import Entry
-from moegate.records import FINAL_STATES, Attempt, CellOutcome, Plan, State
+from moegate.records import FINAL_STATES, Attempt, CellOutcome, Plan, State, from_json, to_json
 
 __all__ = ["KEPT", "CellHistory", "outcomes", "read_cells", "run_id"]
 
@@ -32,31 +33,44 @@ class CellHistory:
 
 def run_id(entries: Iterable[Entry]) -> str | None:
     """The run's id, or None for a journal that never started one."""
-    return next((str(entry.data["run"]) for entry in entries if entry.kind == "run"), None)
+    return next((str(entry.data["run"]) for entry in entries if entry.kind == "run" and "run" in entry.data), None)
 
 
 def read_cells(entries: Iterable[Entry]) -> dict[str, CellHistory]:
-    """Fold the journal into one history per cell. An attempt without an end was cut off with its orchestrator."""
+    """Fold the journal into one history per cell. An attempt without an end was cut off with its orchestrator.
+
+    Raises:
+        RecordError: an entry whose sum is right and that yet says something no orchestrator writes.
+    """
     cells: dict[str, CellHistory] = {}
     for entry in entries:
-        data = entry.data
-        if entry.kind == "lease":
-            history = cells.setdefault(data["cell"], CellHistory(data["cell"]))
-            history.attempts.append(_leased(data, entry.time))
-            history.final = None
-        elif entry.kind == "launch":
-            history = cells[data["cell"]]
-            history.attempts[-1] = replace(history.attempts[-1], state="RUNNING")
-        elif entry.kind == "done":
-            history = cells[data["cell"]]
-            at = next((i for i, a in enumerate(history.attempts) if a.number == data["attempt"]), None)
-            if at is not None:
-                history.attempts[at] = _ended(history.attempts[at], data)
-                history.ratios[data["attempt"]] = tuple(data.get("ratios") or ())
-        elif entry.kind == "final":
-            history = cells.setdefault(data["cell"], CellHistory(data["cell"]))
-            history.final, history.final_seq = (data["state"], data.get("reason", "")), entry.seq
+        try:
+            _fold(cells, entry)
+        except (LookupError, TypeError, ValueError, OverflowError, RecordError) as error:
+            what = f"{type(error).__name__}: {error}" if not isinstance(error, RecordError) else str(error)
+            raise RecordError(f"journal entry {entry.seq} ({entry.kind}) cannot be believed: {what}") from None
     return cells
+
+
+def _fold(cells: dict[str, CellHistory], entry: Entry) -> None:
+    data = entry.data
+    if entry.kind == "lease":
+        history = cells.setdefault(data["cell"], CellHistory(data["cell"]))
+        history.attempts.append(_leased(data, entry.time))
+        history.final = None
+    elif entry.kind == "launch":
+        history = cells[data["cell"]]
+        history.attempts[-1] = replace(history.attempts[-1], state="RUNNING")
+    elif entry.kind == "done":
+        history = cells[data["cell"]]
+        at = next((i for i, a in enumerate(history.attempts) if a.number == data["attempt"]), None)
+        if at is not None:
+            history.attempts[at] = _ended(history.attempts[at], data)
+            history.ratios[data["attempt"]] = tuple(float(ratio) for ratio in data.get("ratios") or ())
+    elif entry.kind == "final":
+        history = cells.setdefault(data["cell"], CellHistory(data["cell"]))
+        end = from_json(CellOutcome, {"cell": data["cell"], "state": data["state"], "reason": data.get("reason", "")})
+        history.final, history.final_seq = (end.state, end.reason), entry.seq
 
 
 def outcomes(
@@ -81,26 +95,10 @@ def _unfinished(history: CellHistory) -> tuple[State, str]:
 
 
 def _leased(data: Mapping[str, Any], time: str) -> Attempt:
-    return Attempt(
-        number=data["attempt"],
-        stage=data["stage"],
-        state="LEASED",
-        key=data.get("key", ""),
-        started=time,
-        device=data.get("device", ""),
-        slot=data.get("slot", ""),
-        isolation=data.get("isolation", ""),
-    )
+    said = {name: data[name] for name in ("stage", "key", "device", "slot", "isolation") if name in data}
+    return from_json(Attempt, {**said, "number": data["attempt"], "state": "LEASED", "started": time})
 
 
 def _ended(attempt: Attempt, data: Mapping[str, Any]) -> Attempt:
-    return replace(
-        attempt,
-        state=data["state"],
-        reason=data.get("reason", ""),
-        wall_s=float(data.get("wall_s", 0.0)),
-        result=data.get("result"),
-        result_sha256=data.get("sha256"),
-        commands=tuple(tuple(command) for command in data.get("commands", ())),
-    )
-
+    said = {name: data[name] for name in ("reason", "wall_s", "result", "commands") if name in data}
+    return from_json(Attempt, {**to_json(attempt), **said, "state": data["state"], "result_sha256": data.get("sha256")})

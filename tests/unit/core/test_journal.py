@@ -78,6 +78,34 @@ def test_a_line_twice_or_missing_is_damage(tmp_path: Path, edit: str) -> None:
         journal.read(path)
 
 
+_MALFORMED = (
+    "[]",
+    "1",
+    '{"seq":2}',
+    '{"data":{},"kind":"step","seq":"2","time":""}',
+    '{"data":[],"kind":"step","seq":2,"time":""}',
+    '{"data":{},"kind":7,"seq":2,"time":""}',
+    "[" * 100_000 + "}",
+)
+
+
+@pytest.mark.parametrize("body", _MALFORMED)
+def test_a_right_sum_does_not_make_an_entry(tmp_path: Path, body: str) -> None:
+    path = written(tmp_path / "journal")
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[2] = f'{body[:-1]},"sum":"{journal._sum(body[:-1] + "}")}"}}\n'.encode()
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(RecordError, match="entry 2 is damaged"):
+        journal.read(path)
+
+
+def test_a_file_that_no_journal_can_be_is_not_read(tmp_path: Path) -> None:
+    path = written(tmp_path / "journal")
+    os.truncate(path, 1 << 40)
+    with pytest.raises(RecordError, match="a journal has at most"):
+        journal.read(path)
+
+
 def test_a_second_writer_is_refused_and_writes_nothing(tmp_path: Path) -> None:
     path = written(tmp_path / "journal")
     with Journal.open(path):

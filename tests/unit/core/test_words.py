@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import fields
@@ -52,6 +53,7 @@ def test_canonical_json_does_not_depend_on_order_and_refuses_nan() -> None:
         ("{", "x.json:1: not JSON"),
         ("[" * 100_000, "nested too deeply"),
         ("9" * 5000, "not JSON"),
+        ("[1,\n -1e999]", "x.json:2: -1e999 is larger than any number"),
     ],
 )
 def test_strict_json(text: str, message: str) -> None:
@@ -65,6 +67,14 @@ def test_json_that_is_not_utf8_or_not_there(tmp_path: Path) -> None:
         canonical.load_json(tmp_path / "a.json")
     with pytest.raises(errors.UsageError, match="No such file"):
         canonical.load_json(tmp_path / "b.json")
+
+
+@pytest.mark.parametrize("name", ["folder", "pipe", "n" * 300, "a\0b"])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(errors.UsageError):
+        canonical.load_json(tmp_path / name)
 
 
 def test_a_trees_digest_sees_names_and_contents(tmp_path: Path) -> None:
@@ -83,6 +93,17 @@ def test_write_atomic_leaves_the_old_file_when_it_fails(tmp_path: Path) -> None:
         paths.write_atomic(target, "\ud800")
     assert target.read_text() == "old"
     assert [path.name for path in target.parent.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("name", ["n" * 255, "é" * 127])
+def test_the_longest_names_can_be_written(tmp_path: Path, name: str) -> None:
+    paths.write_atomic(tmp_path / name, "x")
+    assert (tmp_path / name).read_text() == "x"
+
+
+def test_a_file_without_a_name_is_refused() -> None:
+    with pytest.raises(errors.UsageError, match="not the name of a file"):
+        paths.write_atomic(Path(), "x")
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x"])
@@ -147,6 +168,13 @@ def test_records_survive_the_trip_through_json(tmp_path: Path) -> None:
 def test_what_a_record_does_not_know_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(errors.RecordError, match=message):
         records.from_json(Measurement, records.to_json(measurement()) | change, file="result.json")
+
+
+def test_a_number_beyond_any_float_is_refused() -> None:
+    body = records.to_json(measurement())
+    body["launches"][0]["wall_s"] = 10**400
+    with pytest.raises(errors.RecordError, match="must be finite"):
+        records.from_json(Measurement, body)
 
 
 def test_a_record_with_a_missing_field_names_it() -> None:

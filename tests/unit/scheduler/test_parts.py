@@ -1,13 +1,16 @@
 import json
 import math
+import os
 from dataclasses import replace
 
 import pytest
 
+from moegate.errors import RecordError
 from moegate.journal import Journal, read
 from moegate.records import DeviceIdentity, GatePolicy, Launch, Plan, PlannedCell, Samples
+from orchestrator.plan import read_history
 from orchestrator.pools.isolation import LaunchResult
-from orchestrator.scheduler import keys
+from orchestrator.scheduler import RunDir, keys
 from orchestrator.scheduler.classify import ending, last_line, tail
 from orchestrator.scheduler.ratios import log_ratio
 from orchestrator.scheduler.state import outcomes, read_cells
@@ -121,6 +124,50 @@ def test_the_journal_says_where_each_cell_stands(tmp_path):
     assert second.state == "PLANNED"
     assert cells["c1"].finished("only").number == 2
     assert cells["c1"].ratios[2] == (0.5,)
+
+
+LEASE = {"cell": "c1", "stage": "only", "attempt": 1, "slot": "p/0", "device": "d", "key": "k", "isolation": "process"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("lease", {"cell": "c1"}),
+        ("lease", LEASE | {"cell": ["c1"]}),
+        ("lease", LEASE | {"attempt": "1"}),
+        ("lease", LEASE | {"stage": "first"}),
+        ("launch", {"cell": "never leased", "attempt": 1}),
+        ("done", {"cell": "never leased", "attempt": 1, "state": "PASSED"}),
+        ("done", {"cell": "c1", "attempt": 1}),
+        ("done", {"cell": "c1", "attempt": 1, "state": "FINE"}),
+        ("done", {"cell": "c1", "attempt": 1, "state": "FAILED", "reason": 7}),
+        ("done", {"cell": "c1", "attempt": 1, "state": "PASSED", "wall_s": 10**400}),
+        ("done", {"cell": "c1", "attempt": 1, "state": "PASSED", "ratios": ["x"]}),
+        ("done", {"cell": "c1", "attempt": 1, "state": "PASSED", "commands": 1}),
+        ("final", {"cell": "c1", "state": 1.5}),
+        ("final", {"state": "PASSED"}),
+    ],
+)
+def test_an_entry_that_no_orchestrator_writes_is_refused_by_its_number(tmp_path, kind, data):
+    with Journal.open(tmp_path / "journal") as journal:
+        journal.append("lease", **LEASE)
+        journal.append(kind, **data)
+    with pytest.raises(RecordError, match=rf"journal entry 2 \({kind}\)"):
+        read_cells(read(tmp_path / "journal"))
+
+
+def test_an_earlier_run_that_cannot_be_read_costs_no_plan(tmp_path):
+    for name, wall in (("a", "long"), ("b", 10**400), ("c", [1])):
+        with Journal.open(tmp_path / name / "journal") as journal:
+            journal.append("done", cell="c1", attempt=1, state="PASSED", wall_s=wall)
+    with Journal.open(tmp_path / "good" / "journal") as journal:
+        journal.append("done", cell="c1", attempt=1, state="PASSED", wall_s=7.0)
+    assert read_history(tmp_path.iterdir()).seconds == {"c1": 7.0}
+
+
+def test_a_pipe_in_place_of_the_lock_does_not_stop_who_looks(tmp_path):
+    os.mkfifo(tmp_path / "lock")
+    assert RunDir(tmp_path).holder() is None
 
 
 def test_a_key_changes_with_everything_that_counts_and_with_nothing_else():
