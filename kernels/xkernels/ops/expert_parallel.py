@@ -8,14 +8,17 @@ row moves. Two modes:
 - `deterministic`: a token goes once per chosen expert, the unweighted outputs come back, and the token's own rank adds
   them in slot order. With a kernel whose rows do not depend on their neighbours the same token gives the same bits
   whatever the batch and whatever the rank.
+
+With `parts` 2 or more a rank's tokens travel in as many parts, and the rows of one part are under way while the experts
+work on the part before.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,17 +27,29 @@ from xkernels import device as devices
 from xkernels.ops._details import expert_parallel as _k
 from xkernels.ops._details.common import cdiv, next_power_of_2
 from xkernels.ops._details.grid import GRIDS, GridUse, synchronising_grid
+from xkernels.ops.expert_layout import FP8_GROUP, EpLayout, EpUnsupported, Message, Mode, Wire, ep_layout
 from xkernels.ops.fused_experts import PreparedExperts, fused_experts
 
+__all__ = [
+    "Configs",
+    "Dispatched",
+    "EpCapacityExceeded",
+    "EpLayout",
+    "EpPeerLost",
+    "EpUnsupported",
+    "Message",
+    "Mode",
+    "Wire",
+    "ep_combine",
+    "ep_dispatch",
+    "ep_fused_experts",
+    "ep_layout",
+    "grids",
+]
+
 Configs = Callable[[int], tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]]
-Mode = Literal["fast", "deterministic"]
 _CHUNK = 256
-_FP8_GROUP = 128
 _FP8_MAX = 448.0
-
-
-class EpUnsupported(ValueError):
-    """A combination that cannot work; raised when the layout is built, never while tokens are on their way."""
 
 
 class EpCapacityExceeded(RuntimeError):
@@ -43,100 +58,6 @@ class EpCapacityExceeded(RuntimeError):
 
 class EpPeerLost(RuntimeError):
     """Another rank is gone or did not answer within the group's timeout."""
-
-
-@dataclass(frozen=True)
-class Wire:
-    """What a token's row looks like while it travels. It follows the checkpoint and is not a free choice.
-
-    `bfloat16`, `float16`, `float32`: the activations as they are. `float8_e4m3fn`: one scale per 128 columns.
-    """
-
-    dtype: torch.dtype
-
-    @classmethod
-    def of_checkpoint(cls, quant: str | None, activations: torch.dtype) -> Wire:
-        """FP8 experts read FP8 activations anyway, so their rows travel as FP8; every other row travels unchanged."""
-        return cls(torch.float8_e4m3fn if quant == "fp8_w8a8" else activations)
-
-
-@dataclass(frozen=True)
-class Message:
-    """One collective as this rank took part in it: for wire traces."""
-
-    step: str
-    dtype: str
-    sent: tuple[int, ...]
-    received: tuple[int, ...]
-    row_bytes: int
-
-
-@dataclass(frozen=True, eq=False)
-class EpLayout:
-    """Which experts live where, and how rows travel. Built once per layer; every check is made here.
-
-    `expert_map` int32 [num_experts]: index among this rank's experts, -1 for a remote one. `owner` int32
-    [num_experts]: the rank that holds it. `capacity`: most rows one rank may receive in one dispatch (None: any).
-    """
-
-    group: dist.ProcessGroup
-    rank: int
-    world: int
-    num_experts: int
-    hidden: int
-    topk: int
-    mode: Mode
-    backend: str
-    wire: Wire
-    activations: torch.dtype
-    capacity: int | None
-    expert_map: torch.Tensor
-    owner: torch.Tensor
-    trace: list[Message] | None = field(default=None)
-
-    @property
-    def local_experts(self) -> slice:
-        """This rank's experts among all."""
-        per = cdiv(self.num_experts, self.world)
-        return slice(min(self.rank * per, self.num_experts), min((self.rank + 1) * per, self.num_experts))
-
-
-def ep_layout(
-    group: dist.ProcessGroup,
-    *,
-    num_experts: int,
-    hidden: int,
-    topk: int,
-    mode: Mode,
-    backend: str,
-    activations: torch.dtype = torch.bfloat16,
-    quant: str | None = None,
-    capacity: int | None = None,
-    device: torch.device | None = None,
-    trace: list[Message] | None = None,
-) -> EpLayout:
-    """Give each rank of `group` a contiguous range of experts (the last ranks may hold fewer, or none).
-
-    Raises EpUnsupported for what cannot work: deterministic mode with a backend whose rows depend on the batch, a
-    hidden size that FP8's groups do not divide, more chosen experts than there are, a capacity below 1.
-    """
-    world, rank = dist.get_world_size(group), dist.get_rank(group)
-    wire = Wire.of_checkpoint(quant, activations)
-    if mode not in ("fast", "deterministic"):
-        raise EpUnsupported(f"mode must be fast or deterministic, not {mode!r}")
-    if mode == "deterministic" and backend != "triton":
-        raise EpUnsupported(f"deterministic mode needs backend triton: {backend} chooses its kernel by the batch size")
-    if wire.dtype == torch.float8_e4m3fn and hidden % _FP8_GROUP:
-        raise EpUnsupported(f"FP8 rows need a hidden size divisible by {_FP8_GROUP}, not {hidden}")
-    if not 0 < topk <= num_experts:
-        raise EpUnsupported(f"topk {topk} does not fit {num_experts} experts")
-    if capacity is not None and capacity < 1:
-        raise EpUnsupported(f"capacity must be at least 1 row, not {capacity}")
-    experts = torch.arange(num_experts, dtype=torch.int32, device=device)
-    owner = experts // cdiv(num_experts, world)
-    local = torch.where(owner == rank, experts - rank * cdiv(num_experts, world), -1)
-    return EpLayout(group, rank, world, num_experts, hidden, topk, mode, backend, wire, activations, capacity,
-                    local.int(), owner.int(), trace)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +84,11 @@ def ep_dispatch(x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Ten
     None of them is changed. Raises ValueError (before anything is sent) for tensors that do not fit, and
     EpCapacityExceeded or EpPeerLost on every rank alike.
     """
+    return _depart(x, topk_weights, topk_ids, layout).arrive()
+
+
+def _depart(x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, layout: EpLayout) -> _OnTheWay:
+    """Exchange counts and set a dispatch's rows moving."""
     _check(x, topk_weights, topk_ids, layout)
     dest, per_token = _destinations(topk_ids, layout)
     place, counts = _route(dest, layout)
@@ -170,11 +96,30 @@ def ep_dispatch(x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Ten
     sent, received = tuple(matrix[layout.rank]), tuple(row[layout.rank] for row in matrix)
     rows = _permute(x, place, per_token, sum(sent))
     ids, weights = _labels(topk_ids, topk_weights, place, sum(sent), layout)
-    rows = _travel_rows(rows, sent, received, layout)
-    ids = _travel("expert ids", ids, sent, received, layout)
-    weights = _travel("router weights", weights, sent, received, layout)
-    local = torch.where(ids >= 0, layout.expert_map[ids.clamp_min(0).long()], -1).int()
-    return Dispatched(rows, local, weights, place.view(x.shape[0], per_token), topk_weights, sent, received)
+    moving = _send_rows(rows, sent, received, layout)
+    moving["ids"] = _travel("expert ids", ids, sent, received, layout)
+    moving["weights"] = _travel("router weights", weights, sent, received, layout)
+    return _OnTheWay(layout, moving, place.view(x.shape[0], per_token), topk_weights, sent, received)
+
+
+@dataclass(frozen=True, eq=False)
+class _OnTheWay:
+    """A dispatch whose rows are moving; `arrive` waits for them."""
+
+    layout: EpLayout
+    moving: dict[str, _Moving]
+    place: torch.Tensor
+    token_weights: torch.Tensor
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+
+    def arrive(self) -> Dispatched:
+        """Wait for every tensor, and name this rank's experts by their local index."""
+        came = {name: one.wait() for name, one in self.moving.items()}
+        rows = _received_rows(came, self.layout)
+        ids = came["ids"]
+        local = torch.where(ids >= 0, self.layout.expert_map[ids.clamp_min(0).long()], -1).int()
+        return Dispatched(rows, local, came["weights"], self.place, self.token_weights, self.sent, self.received)
 
 
 def ep_combine(
@@ -185,10 +130,14 @@ def ep_combine(
     y [R, H], one row for each row of `dispatched.x`. Returns [M, H]: in fast mode the sum over ranks in rank order, in
     deterministic mode the weighted sum in slot order; float32 additions, rounded once.
     """
+    return _unpermute(_return(y, dispatched, layout).wait(), dispatched, layout, routed_scaling_factor)
+
+
+def _return(y: torch.Tensor, dispatched: Dispatched, layout: EpLayout) -> _Moving:
+    """Set the experts' outputs moving towards the ranks that their tokens came from."""
     if y.shape != dispatched.x.shape:
         raise ValueError(f"y must be {list(dispatched.x.shape)}, not {list(y.shape)}")
-    home = _travel("outputs", y.contiguous(), dispatched.received, dispatched.sent, layout)
-    return _unpermute(home, dispatched, layout, routed_scaling_factor)
+    return _travel("outputs", y.contiguous(), dispatched.received, dispatched.sent, layout)
 
 
 def grids() -> list[GridUse]:
@@ -212,12 +161,24 @@ def ep_fused_experts(
     projection for the number of rows that this rank received. In deterministic mode it is asked for one row whatever
     arrived: the tile shape is part of the result's bits.
     """
-    sent = ep_dispatch(x, topk_weights, topk_ids, layout)
-    up, down = configs(1 if layout.mode == "deterministic" else sent.x.shape[0])
-    ones = torch.ones_like(sent.weights) if layout.mode == "deterministic" else sent.weights
-    y = fused_experts(sent.x, experts, ones, sent.ids, backend=layout.backend, up=up, down=down) \
-        if sent.x.shape[0] else sent.x  # fmt: skip
-    return ep_combine(y, sent, layout, routed_scaling_factor=routed_scaling_factor)
+    cut = [tensor.tensor_split(layout.parts) for tensor in (x, topk_weights, topk_ids)]
+    under_way = [_depart(a, w, i, layout) for a, w, i in zip(*cut, strict=True)]
+    going_home = []
+    for part in under_way:
+        sent = part.arrive()
+        going_home.append((sent, _return(_local(sent, experts, layout, configs), sent, layout)))
+    outs = [_unpermute(moving.wait(), sent, layout, routed_scaling_factor) for sent, moving in going_home]
+    return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+def _local(sent: Dispatched, experts: PreparedExperts, layout: EpLayout, configs: Configs) -> torch.Tensor:
+    """This rank's experts on the rows that arrived."""
+    fixed = layout.mode == "deterministic"
+    up, down = configs(1 if fixed else sent.x.shape[0])
+    if not sent.x.shape[0]:
+        return sent.x
+    weights = torch.ones_like(sent.weights) if fixed else sent.weights
+    return fused_experts(sent.x, experts, weights, sent.ids, backend=layout.backend, up=up, down=down)
 
 
 def _check(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, layout: EpLayout) -> None:
@@ -318,38 +279,61 @@ def _exchange_counts(counts: torch.Tensor, layout: EpLayout) -> list[list[int]]:
     return matrix
 
 
-def _travel_rows(
+def _send_rows(
     rows: torch.Tensor, sent: tuple[int, ...], received: tuple[int, ...], layout: EpLayout
-) -> torch.Tensor:
-    """Rows over the wire in the wire's dtype, and back in the activations' dtype."""
+) -> dict[str, _Moving]:
+    """Set rows moving in the wire's dtype."""
     if layout.wire.dtype != torch.float8_e4m3fn:
-        return _travel("tokens", rows, sent, received, layout)
-    groups = layout.hidden // _FP8_GROUP
-    grouped = rows.float().unflatten(1, (groups, _FP8_GROUP))
+        return {"tokens": _travel("tokens", rows, sent, received, layout)}
+    grouped = rows.float().unflatten(1, (layout.hidden // FP8_GROUP, FP8_GROUP))
     scale = grouped.abs().amax(-1).clamp_min(1e-10) / _FP8_MAX
     codes = (grouped / scale[:, :, None]).to(torch.float8_e4m3fn).flatten(1)
-    codes = _travel("tokens", codes, sent, received, layout)
-    scale = _travel("scales", scale, sent, received, layout)
-    back = codes.float().unflatten(1, (groups, _FP8_GROUP)) * scale[:, :, None]
-    return back.flatten(1).to(layout.activations)
+    return {"tokens": _travel("tokens", codes, sent, received, layout),
+            "scales": _travel("scales", scale, sent, received, layout)}  # fmt: skip
+
+
+def _received_rows(came: dict[str, torch.Tensor], layout: EpLayout) -> torch.Tensor:
+    """Rows that came, in the activations' dtype."""
+    if "scales" not in came:
+        return came["tokens"]
+    groups = came["tokens"].float().unflatten(1, (layout.hidden // FP8_GROUP, FP8_GROUP))
+    return (groups * came["scales"][:, :, None]).flatten(1).to(layout.activations)
+
+
+@dataclass(frozen=True, eq=False)
+class _Moving:
+    """An all-to-all that has begun. `source` is kept alive until it is over."""
+
+    step: str
+    rank: int
+    source: torch.Tensor
+    out: torch.Tensor
+    work: Any
+
+    def wait(self) -> torch.Tensor:
+        """The rows that came; EpPeerLost where a rank is gone or too slow."""
+        try:
+            self.work.wait()
+        except RuntimeError as error:
+            raise EpPeerLost(f"rank {self.rank}: exchange of {self.step} failed: {error}") from error
+        return self.out
 
 
 def _travel(
     step: str, rows: torch.Tensor, sent: tuple[int, ...], received: tuple[int, ...], layout: EpLayout
-) -> torch.Tensor:
-    """One all-to-all of rows [sum(sent), C] -> [sum(received), C]."""
+) -> _Moving:
+    """Begin one all-to-all of rows [sum(sent), C] -> [sum(received), C]."""
     out = torch.empty(sum(received), *rows.shape[1:], dtype=rows.dtype, device=rows.device)
     row_bytes = rows.element_size() * math.prod(rows.shape[1:])
     _note(step, rows.dtype, sent, received, row_bytes, layout)
     # Bytes, because not every transport knows every dtype.
     source, target = (tensor.reshape(-1).view(torch.uint8) for tensor in (rows, out))
+    splits = ([n * row_bytes for n in received], [n * row_bytes for n in sent])
     try:
-        dist.all_to_all_single(
-            target, source, [n * row_bytes for n in received], [n * row_bytes for n in sent], group=layout.group
-        )
+        work = dist.all_to_all_single(target, source, *splits, group=layout.group, async_op=True)
     except RuntimeError as error:
         raise EpPeerLost(f"rank {layout.rank}: exchange of {step} failed: {error}") from error
-    return out
+    return _Moving(step, layout.rank, source, out, work)
 
 
 def _note(

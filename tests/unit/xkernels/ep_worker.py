@@ -68,6 +68,8 @@ def bits(rank: int, world: int, alone: dist.ProcessGroup) -> Result:
             out[f"{name}-alone"] = forward(layer(alone, "deterministic", dtype), x, w, ids).float().numpy()
             out[f"{name}-reference"] = fused_experts_reference(x, weights(dtype), w, ids).float().numpy()
         mine = shares(64, world)[rank]
+        halves = layer(group, "deterministic", dtype, parts=2)
+        out[f"{name}-halves"] = forward(halves, x[mine], w[mine], ids[mine]).float().numpy()
         out[f"{name}-fast"] = forward(layer(group, "fast", dtype), x[mine], w[mine], ids[mine]).float().numpy()
         if dtype == torch.float32:
             for order in itertools.permutations(range(world)):
@@ -95,6 +97,13 @@ def shapes(rank: int, world: int, alone: dist.ProcessGroup) -> Result:
                 out[f"want-{name}"] = fused_experts_reference(x, weights(torch.float32), w, chosen).numpy()
         time.sleep(5 if rank == 1 and mode == "fast" else 0)
     assert all(torch.equal(a, b) for a, b in zip(before, (x, w, ids), strict=True))
+    steps: list[ep.Message] = []
+    mine = shares(9, world)[rank]
+    lay = layer(group, "fast", torch.float32, parts=3, trace=steps)
+    out["thirds"] = forward(lay, x[mine], w[mine], ids[mine]).numpy()
+    out["thirds-steps"] = np.array([message.step for message in steps])
+    if rank == 0:
+        out["want-thirds"] = fused_experts_reference(x, weights(torch.float32), w, ids).numpy()
     for quant in (None, "fp8_w8a8"):
         trace: list[ep.Message] = []
         half = x.bfloat16()[shares(9, world)[rank]]

@@ -55,6 +55,22 @@ def test_a_tokens_bits_depend_on_neither_batch_nor_rank(bits: Results, dtype: st
         np.testing.assert_array_equal(together, alone[:count])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_travelling_in_parts_changes_no_bit(bits: Results, dtype: str) -> None:
+    together = np.concatenate([rank[f"{dtype}-halves"] for rank in bits])
+    np.testing.assert_array_equal(together, bits[0][f"{dtype}-alone"])
+
+
+def test_parts_are_under_way_together(shapes: Results) -> None:
+    """All rows have departed before the first outputs do, so the experts work while rows move."""
+    for rank in shapes:
+        steps = list(rank["thirds-steps"])
+        assert [steps.count(step) for step in ("counts", "tokens", "outputs")] == [3, 3, 3]
+        assert max(at for at, step in enumerate(steps) if step == "tokens") < steps.index("outputs")
+    got = np.concatenate([rank["thirds"] for rank in shapes])
+    np.testing.assert_allclose(got, shapes[0]["want-thirds"], atol=1e-4)
+
+
 def test_every_order_of_the_ranks_gives_the_same_bits(bits: Results) -> None:
     orders = [name for name in bits[0] if name.startswith("float32-order-")]
     assert len(orders) == 24
@@ -176,6 +192,7 @@ def pair():  # type: ignore[no-untyped-def]
         ({"quant": "fp8_w8a8", "hidden": 100}, "divisible by 128"),
         ({"topk": 9}, "does not fit"),
         ({"capacity": 0}, "at least 1"),
+        ({"parts": 0}, "at least 1 part"),
         ({"mode": "quick"}, "fast or deterministic"),
     ],
 )
