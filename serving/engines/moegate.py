@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from moegate.errors import UsageError
 from moegate.records import DeviceIdentity, Proof, from_json
@@ -45,8 +46,20 @@ class MoegateEngine:
         return Account(
             device=from_json(DeviceIdentity, info["device"]),
             proof=from_json(Proof, info["proof"]),
-            environment={**info["versions"], **info["environment"]},
+            environment={**info["versions"], **info["environment"], **_spread(info["expert_parallel"])},
             batch_sizes=info["batch_sizes"],
             peak_memory_bytes=info["peak_memory_bytes"],
             interpreter=info["interpreter"],
         )
+
+
+def _spread(told: dict[str, Any] | None) -> dict[str, str]:
+    """How the experts are spread, and the grids of kernels that wait for all of their blocks, in words."""
+    if told is None:
+        return {}
+    grids = "".join(
+        f"; {grid['kernel']} {grid['dtype']}: grid {grid['blocks']} of {grid['wanted']} wanted, "
+        f"{grid['resident']} resident"
+        for grid in told["grids"]
+    )
+    return {"expert_parallel": f"{told['size']} ranks, {told['mode']}, {told['wire']} on the wire{grids}"}

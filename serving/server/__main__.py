@@ -48,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
         choices=["fast", "deterministic"],
         help="deterministic: same bits whatever the rank",
     )
+    add("--ep-parts", type=int, default=1, help="2: rows of one half travel while the experts work on the other")
     add("--max-queue", type=int, default=256, help="requests that may wait; more get a 503")
     add("--served-model-name", help="name in /v1/models (default: the model folder's)")
     add("--port", type=int, default=0, help="0: any free port")

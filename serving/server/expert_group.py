@@ -106,7 +106,7 @@ def join(rank: int, settings: Settings, port: int, spec: DecoderSpec, dtype: tor
         assert group is not None
         return ep_layout(
             group, num_experts=spec.experts, hidden=spec.hidden, topk=spec.topk, mode=settings.ep_mode,
-            backend=backend, activations=dtype, device=live.torch_device(),
+            backend=backend, activations=dtype, device=live.torch_device(), parts=settings.ep_parts,
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(str(error), field="ep-size") from None

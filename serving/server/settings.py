@@ -18,7 +18,8 @@ class Settings:
 
     `configs` is a folder, or None for the empty tree. `weights` is `random` or a folder. `slots` 0 and `length` 0 are
     chosen by the worker: from the device's kind, and from the model. `record` is where expert choices go. `ep_size` is
-    the number of processes (on a GPU machine: devices) that share the experts.
+    the number of processes (on a GPU machine: devices) that share the experts, `ep_parts` how many dispatches a layer's
+    rows travel in.
     """
 
     model: str
@@ -36,6 +37,7 @@ class Settings:
     threads: int = 0
     ep_size: int = 1
     ep_mode: EpMode = "fast"
+    ep_parts: int = 1
 
     @property
     def config_root(self) -> Path | None:

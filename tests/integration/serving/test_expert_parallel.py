@@ -43,7 +43,7 @@ def test_spread_experts_give_the_same_answer(tmp_path: Path, start: Callable[...
     with start(tmp_path, *COMMON, **INTERPRET) as (url, _):
         alone = answer(url)
     (tmp_path / "address").unlink()
-    with start(tmp_path, *COMMON, "--ep-size=3", **INTERPRET) as (url, process):
+    with start(tmp_path, *COMMON, "--ep-size=3", "--ep-parts=2", **INTERPRET) as (url, process):
         assert answer(url) == alone
         assert len(ranks(process.pid)) == 2
         told = ask(url, "/v1/server_info")["expert_parallel"]
