@@ -15,7 +15,7 @@ from typing import Any
 
 from moegate.errors import UsageError
 
-__all__ = ["digest", "dumps", "file_digest", "load_json", "loads_json", "tree_digest"]
+__all__ = ["digest", "dumps", "file_digest", "load_json", "loads_json", "read_file", "tree_digest", "whole"]
 
 MAX_BYTES = 64 << 20
 _MAX_DEPTH_HINT = "a file of ours is never nested this deeply"
@@ -55,6 +55,27 @@ def tree_digest(root: Path) -> str:
     return digest(rows)
 
 
+def read_file(path: Path, most: int = MAX_BYTES) -> bytes:
+    """Read a file that somebody named; at most `most` bytes, and no pipe, which would never end.
+
+    Raises:
+        UsageError: it is not there, not readable, larger, or not a regular file.
+    """
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise UsageError(os.strerror(errno.EISDIR), file=path)
+        if not stat.S_ISREG(status.st_mode):
+            raise UsageError("is not a regular file", file=path)
+        if status.st_size > most:
+            raise UsageError(f"is {status.st_size} bytes; at most {most} are read", file=path)
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(error.strerror or str(error), file=path) from None
+    except ValueError as error:  # a NUL in the name
+        raise UsageError(str(error), file=path) from None
+
+
 def load_json(path: Path) -> Any:
     """Read JSON that cannot lie: no duplicate keys, no NaN, no infinity however it is written, at most 64 MiB.
 
@@ -62,20 +83,9 @@ def load_json(path: Path) -> Any:
         UsageError: naming the file and, where one is known, the line.
     """
     try:
-        status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
-            raise UsageError(os.strerror(errno.EISDIR), file=path)
-        if not stat.S_ISREG(status.st_mode):
-            raise UsageError("is not a regular file", file=path)  # a pipe would never end
-        if status.st_size > MAX_BYTES:
-            raise UsageError(f"is {status.st_size} bytes; at most {MAX_BYTES} are read", file=path)
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path).decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"is not UTF-8: {error.reason} at byte {error.start}", file=path) from None
-    except OSError as error:
-        raise UsageError(error.strerror or str(error), file=path) from None
-    except ValueError as error:  # a NUL in the name
-        raise UsageError(str(error), file=path) from None
     return loads_json(text, file=path)
 
 
@@ -117,3 +127,14 @@ def _line_of(text: str, needle: str) -> int | None:
 def _second_line(text: str, key: str) -> int | None:
     hits = [match.start() for match in re.finditer(re.escape(json.dumps(key)) + r"\s*:", text)]
     return text.count("\n", 0, hits[1]) + 1 if len(hits) > 1 else None
+
+
+def whole(text: str, low: int, high: int) -> int | None:
+    """Read plain digits as a number from `low` to `high`, else None.
+
+    `int` alone reads other scripts' digits and underscores, and refuses thousands of digits with an exception.
+    """
+    if not text.isascii() or not text.isdigit() or len(text.lstrip("0")) > len(str(high)):
+        return None
+    value = int(text.lstrip("0") or "0")
+    return value if low <= value <= high else None

@@ -86,7 +86,13 @@ def launched_from(base_url: str | None, announced: Path | None = None) -> tuple[
     """The engine and the launch that a command was started under or that was announced, or a server of ours."""
     file = announced or (Path(os.environ[LAUNCH_FILE]) if LAUNCH_FILE in os.environ else None)
     told = None if file is None else canonical.load_json(file)
-    url = base_url or (told["base_url"] if told else os.environ.get(BASE_URL))
+    try:
+        return _launched(base_url or (told["base_url"] if told else os.environ.get(BASE_URL)), told)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"is not what `serving launch --announce` writes: {error}", file=file) from None
+
+
+def _launched(url: str | None, told: Any) -> tuple[Engine, Launched]:
     if url is None:
         raise UsageError("no server is named", field="base-url", fix=f"--base-url URL, or set {BASE_URL}")
     if told is None or told["base_url"] != url:  # somebody else's server: only ours tells everything by itself

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from moegate.canonical import whole
 from moegate.configs import ConfigKey
 from moegate.errors import UsageError
 
@@ -108,6 +109,9 @@ class Problem:
         return replace(self, dtype=dtype, block_shape=self.block_shape if dtype.startswith("fp8") else None)
 
 
+_MOST = 1 << 30
+
+
 def parse_shape(text: str, op: str, dtype: str) -> Problem:
     """Read `E=64,N=896,H=1280,topk=6[,block_n=128,block_k=128][,shared=1]`.
 
@@ -124,9 +128,10 @@ def parse_shape(text: str, op: str, dtype: str) -> Problem:
             raise UsageError(
                 f"{part.strip()!r} is no field of this shape", field="--shape", fix=f"give {', '.join(needed)}"
             )
-        if not number.isascii() or not number.isdigit() or int(number) < (0 if name == "shared" else 1):
-            raise UsageError(f"{name} must be a positive number, not {number!r}", field="--shape")
-        values[name] = int(number)
+        value = whole(number, 0 if name == "shared" else 1, _MOST)
+        if value is None:
+            raise UsageError(f"{name} must be a positive number, not {number!r:.40}", field="--shape")
+        values[name] = value
     if missing := [name for name in needed if name not in values]:
         raise UsageError(f"lacks {', '.join(missing)}", field="--shape", fix=f"give {', '.join(needed)}")
     block = None

@@ -7,16 +7,18 @@ people's exhaustive sweeps can be brought into: `meta.fields` names the columns,
 from __future__ import annotations
 
 import gzip
-import json
+import io
 import statistics
 import tempfile
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from moegate.canonical import loads_json, read_file
 from moegate.errors import RecordError, UsageError
 from moegate.journal import Entry
 from moegate.journal import read as read_journal
@@ -192,26 +194,27 @@ def load(path: Path) -> Recorded:
         RecordError: it is damaged or of no known format. UsageError: it cannot be opened.
     """
     try:
-        with path.open("rb") as stream:
-            head = stream.read(2)
+        text = read_file(path, _MAX_BYTES)
+        head = text[:2]
         if head == _GZIP:
-            with gzip.open(path, "rb") as packed:
+            with gzip.open(io.BytesIO(text)) as packed:
                 text = packed.read(_MAX_BYTES + 1)
-        else:
-            text = path.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"cannot be read: {error}", file=path) from None
     if len(text) > _MAX_BYTES:
         raise UsageError(f"holds more than {_MAX_BYTES} bytes", file=path)
     if text.startswith(b'{"seq":') or text.startswith(b'{"data":'):
-        return _from_journal(path, text, packed=head == _GZIP)
+        try:
+            return _from_journal(path, text, packed=head == _GZIP)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise RecordError(f"is no journal of a tuning: {type(error).__name__}: {error}"[:300], file=path) from None
     return _from_rows(path, text)
 
 
 def _from_rows(path: Path, text: bytes) -> Recorded:
     """Columns: M, perhaps a projection (else `up`), the parameters, the time, the error."""
     try:
-        data = json.loads(text)
+        data = loads_json(text.decode())
         meta, rows = data["meta"], data["records"]
         fields = list(meta["fields"])
         first = 2 if fields[1] == "projection" else 1
@@ -233,7 +236,7 @@ def _from_rows(path: Path, text: bytes) -> Recorded:
             for size in sizes:
                 errors[Unit(size, "up", config)] = _REASONS.get(row[-1], "compile-failed")
         device = meta["device"] if isinstance(meta.get("device"), str) else meta.get("device", {}).get("name", "")
-    except (ValueError, KeyError, TypeError, IndexError, UsageError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, UsageError) as error:
         raise RecordError(f"is no recorded sweep: {type(error).__name__}: {error}"[:300], file=path) from None
     found = {unit.projection for unit in times}
     projections = tuple(p for p in problem.projections if p in found)

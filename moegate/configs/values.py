@@ -234,11 +234,9 @@ def parse_config(
 def load_config(path: Path, *, engine: Engine = "moegate") -> dict[int, dict[str, Value]]:
     """Read one config file for use; see `parse_config`."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = canonical.read_file(path).decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"is not UTF-8: {error.reason} at byte {error.start}", file=path) from None
-    except OSError as error:
-        raise UsageError(error.strerror or str(error), file=path) from None
     return parse_config(text, file=path, engine=engine)
 
 

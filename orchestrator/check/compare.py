@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ def compare_folders(
             continue
         if name not in new.files:
             yield from _gone(name, path, parsed, old, new, shown(head.path / name), by_digest, triton)
-        elif path.read_bytes() != new.files[name].read_bytes():
+        elif not filecmp.cmp(path, new.files[name], shallow=False):
             yield from _changed(path, new.files[name], shown(new.files[name]))
     for name, path in new.files.items():
         parsed = parse_name(path.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -181,7 +182,7 @@ def _without_old(found: list[Finding], pairs: list[tuple[ConfigFolder, ConfigFol
 
 def _differs(path: Path, root: Path, before: Path) -> bool:
     other = before / path.relative_to(root)
-    return not other.is_file() or other.read_bytes() != path.read_bytes()
+    return not other.is_file() or not filecmp.cmp(other, path, shallow=False)
 
 
 def _pair_folders(

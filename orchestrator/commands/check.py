@@ -178,9 +178,11 @@ def _listed(values: list[str] | None) -> list[str]:
 
 
 def _sizes(text: str, option: str) -> tuple[int, ...]:
+    from moegate.canonical import whole
     from moegate.errors import UsageError
 
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and 0 < int(part) <= 4096 for part in parts):
+    sizes = [whole(part.strip(), 1, 4096) for part in text.split(",")]
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):
         raise UsageError(f"is {text!r:.60}", field=option, fix="positive integers, such as 1,2,4")
-    return tuple(dict.fromkeys(int(part) for part in parts))
+    return tuple(dict.fromkeys(known))

@@ -201,14 +201,16 @@ def _lock_path() -> Path:
 
 
 def _block(text: str | None) -> tuple[int, int] | None:
+    from moegate.canonical import whole
     from moegate.errors import UsageError
 
     if text is None:
         return None
-    parts = text.split(",")
-    if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
+    rows, _, columns = text.partition(",")
+    block = whole(rows.strip(), 1, 1 << 20), whole(columns.strip(), 1, 1 << 20)
+    if block[0] is None or block[1] is None:
         raise UsageError(f"is {text!r:.40}", field="--block", fix="two integers, such as 128,128")
-    return int(parts[0]), int(parts[1])
+    return block[0], block[1]
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -60,12 +60,14 @@ def explain(
 
 
 def _batch_sizes(text: str) -> tuple[int, ...]:
+    from moegate.canonical import whole
     from moegate.configs import BATCH_SIZES
     from moegate.errors import UsageError
 
     if not text:
         return BATCH_SIZES
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and 0 < int(part) < 10**9 for part in parts):
+    sizes = [whole(part.strip(), 1, 10**9) for part in text.split(",")]
+    known = tuple(size for size in sizes if size is not None)
+    if len(known) < len(sizes):
         raise UsageError(f"is {text!r:.60}", field="--m", fix="positive integers, such as 1,16,256")
-    return tuple(int(part) for part in parts)
+    return known

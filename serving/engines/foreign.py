@@ -176,7 +176,8 @@ def config_uses(op: str, lookups: Iterable[Lookup], sizes: Iterable[int], calls:
 
 def _load(file: Path) -> Mapping[int, Mapping[str, Any]]:
     try:
-        return {int(key): value for key, value in canonical.load_json(file).items() if key.isdecimal()}
+        sizes = {canonical.whole(key, 1, 1 << 30): value for key, value in canonical.load_json(file).items()}
+        return {size: value for size, value in sizes.items() if size is not None}
     except (MoegateError, AttributeError) as error:
         raise InfraError(f"the server read {file}, which cannot be read now: {error}") from None
 

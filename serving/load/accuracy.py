@@ -53,8 +53,8 @@ class Answer:
 def read_samples(path: Path) -> tuple[Sample, ...]:
     """Read a `.jsonl` file. UsageError with file and line for anything that is not a sample, or an id given twice."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = canonical.read_file(path).decode().splitlines()
+    except UnicodeDecodeError as error:
         raise UsageError(str(error), file=path) from None
     samples: dict[str, Sample] = {}
     for number, line in enumerate(lines, 1):

@@ -101,8 +101,8 @@ def import_result(path: Path) -> Imported:
 
 def _last_object(path: Path) -> dict[str, Any]:
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
+        lines = [line for line in canonical.read_file(path).decode().splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
         raise UsageError(str(error), file=path) from None
     if not lines:
         raise UsageError("is empty", file=path)

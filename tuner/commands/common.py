@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from moegate.canonical import whole
 from moegate.configs import BATCH_SIZES
 from moegate.errors import UsageError
 from moegate.records import Measurement, to_json, write
@@ -27,11 +28,12 @@ def parse_sizes(text: str, default: Sequence[int] = BATCH_SIZES) -> tuple[int, .
     sizes = set()
     for part in text.split(","):
         word = part.strip()
-        if not word.isascii() or not word.isdigit() or not 0 < int(word) <= _MOST:
+        size = whole(word, 1, _MOST)
+        if size is None:
             raise UsageError(
-                f"{word!r} is no batch size", field="--batch-sizes", fix="positive numbers, such as 1,2,4,8"
+                f"{word!r:.40} is no batch size", field="--batch-sizes", fix="positive numbers, such as 1,2,4,8"
             )
-        sizes.add(int(word))
+        sizes.add(size)
     return tuple(sorted(sizes))
 
 

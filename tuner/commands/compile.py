@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from moegate.canonical import load_json
 from moegate.errors import UsageError
 from moegate.exits import Exit
 from moegate.paths import write_atomic
@@ -87,9 +88,9 @@ def _named(words: str) -> list[str]:
 
 def _paths(configs: Path | None, files: Path | None) -> list[Path]:
     if files is not None:
-        listed = json.loads(files.read_text(encoding="utf-8"))
-        if not isinstance(listed, list):
-            raise UsageError("a list of paths is needed", file=str(files))
+        listed = load_json(files)
+        if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
+            raise UsageError("a list of paths is needed", file=files)
         return [Path(item) for item in listed]
     assert configs is not None
     if not configs.exists():

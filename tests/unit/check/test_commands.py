@@ -97,6 +97,7 @@ def test_check_against_a_branch(repo: Any) -> None:
     [
         ("check", "--configs", "/nonexistent"), ("check", "--engine", "x"), ("check", "--triton", "x"),
         ("check", "--base", "git:nonexistent"), ("check", "--base", "/nonexistent"), ("check", "--tp", "0"),
+        ("check", "--tp", "9" * 5000),
         ("check", "--tp", "a"), ("check", "--source", "/nonexistent"), ("check", "--targets", "sm_70"),
         ("check", "--nope"), ("dispatch", "show", "--op", "topk", "--platform", "sm_70"),
         ("explain",), ("explain", "--model", "/nonexistent", "--device", "x", "--triton", "3.8.0"),

@@ -77,6 +77,15 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
         canonical.load_json(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", 1), ("007", 7), ("64", 64), ("0", None), ("65", None), ("-1", None), ("1_0", None), ("\u0661", None),
+     ("", None), ("1.0", None), (" 1", None), ("9" * 5000, None), ("0" * 5000 + "8", 8)],
+)  # fmt: skip
+def test_only_plain_digits_are_a_number(text: str, value: int | None) -> None:
+    assert canonical.whole(text, 1, 64) == value
+
+
 def test_a_trees_digest_sees_names_and_contents(tmp_path: Path) -> None:
     empty = canonical.tree_digest(tmp_path)
     assert canonical.tree_digest(tmp_path / "missing") == empty

@@ -11,6 +11,7 @@ import pytest
 from moegate.errors import UsageError
 from moegate.records import DeviceIdentity, Measurement, Proof, from_json, to_json
 from serving.account import Account
+from serving.launch import launched_from
 from serving.load.accuracy import Answer, Sample, read_samples, score
 from serving.load.bench import Limits, measurement, write_event_log
 from serving.load.client import Event
@@ -204,3 +205,12 @@ def test_distributions_keep_their_shape_within_their_length() -> None:
     assert np.median(kept) == pytest.approx(500, rel=0.02)
     assert series(run(GOOD)) == {"ttft_ms": [100.0], "tpot_ms": [100.0], "itl_ms": [400.0], "e2e_latency_ms": [500.0]}
     assert record(GOOD).launches[0].detail["series"]["ttft_ms"] == [100.0]
+
+
+@pytest.mark.parametrize(
+    "told", [{"x": 1}, [1], "text", {"base_url": "u"}, {"base_url": "u", "spec": {}}, {"base_url": "u", "spec": None}]
+)
+def test_a_file_that_no_launch_announced_is_refused(tmp_path: Path, told: object) -> None:
+    (tmp_path / "launch.json").write_text(json.dumps(told))
+    with pytest.raises(UsageError, match="announce"):
+        launched_from(None, tmp_path / "launch.json")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from moegate.errors import RecordError, UsageError
+from moegate.journal import Journal
 from tuner.config import Config
 from tuner.effort import EFFORTS
+from tuner.journaled import PURPOSE
 from tuner.prior import dtype_class, grid_distance
 from tuner.prior import load as load_prior
 from tuner.replay import Recorded, load, score
@@ -177,3 +180,28 @@ def test_both_projections_of_our_own_kernel(
     assert scored.evaluations <= most
     for row in scored.rows:
         assert row.chosen_us >= row.best_us
+
+
+def outcome_without_fields(path: Path) -> None:
+    with Journal.open(path, purpose=PURPOSE) as journal:
+        journal.append("environment", env="e", problem={}, vendor="nvidia", device_name="d", environment={})
+        journal.append("outcome", env="e")
+
+
+@pytest.mark.parametrize("kind", ["deep", "list", "text", "cut", "pipe", "folder", "missing", "huge number", "journal"])
+def test_what_is_no_sweep_is_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "file"
+    contents = {
+        "deep": b"[" * 100_000, "list": b"[1]", "text": b"\xff\xfe", "cut": SWEEP.read_bytes()[:999],
+        "huge number": b'{"meta":{"fields":["M","us","error"],"E":1,"N":1,"H":1,"topk":1},"records":[[1e999,1,1]]}',
+    }  # fmt: skip
+    if kind in contents:
+        path.write_bytes(contents[kind])
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "journal":
+        outcome_without_fields(path)
+    with pytest.raises(UsageError):
+        load(path)

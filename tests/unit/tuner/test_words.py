@@ -8,6 +8,7 @@ import pytest
 
 from moegate.errors import UsageError
 from tuner.commands.common import parse_budget, parse_sizes
+from tuner.commands.compile import run as compile_configs
 from tuner.model import problem_of
 from tuner.problem import Problem, parse_shape
 
@@ -27,6 +28,7 @@ def test_shape() -> None:
         ("E=64", "lacks N, H, topk"),
         ("E=64,E=2,N=1,H=1,topk=1", "no field"),
         ("E=-1,N=1,H=1,topk=1", "positive number"),
+        ("E=" + "9" * 5000 + ",N=1,H=1,topk=1", "positive number"),
         ("E=4,N=1,H=1,topk=8", "more than the 4 experts"),
         ("Q=1", "no field"),
         ("E=4,N=8,H=8,topk=1,block_n=128", "come together"),
@@ -79,3 +81,10 @@ def test_model_or_shape_but_not_both() -> None:
 def test_problem_survives_json() -> None:
     problem = Problem("fused_experts", 64, 896, 1280, 6, "fp8_w8a8", (128, 128), 1)
     assert Problem.from_dict(problem.as_dict()) == problem
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"{}", b"[1]", b"[" * 100_000])
+def test_a_list_of_files_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "files.json").write_bytes(content)
+    with pytest.raises(UsageError):
+        compile_configs(targets="sm_90", files=tmp_path / "files.json")
