@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 import sys
 import time
@@ -106,7 +107,12 @@ class CpuDevice:
         return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
 
     def peak_memory(self) -> int:
-        """Peak resident set of this process in bytes (since its start: it cannot be reset)."""
+        """Peak resident set of this program in bytes (since its start: it cannot be reset)."""
+        # Linux counts into ru_maxrss what the process was before exec, which is its parent; VmHWM starts with exec.
+        status = Path("/proc/self/status")
+        found = re.search(r"^VmHWM:\s*(\d+) kB", status.read_text(), re.MULTILINE) if status.is_file() else None
+        if found is not None:
+            return int(found[1]) * 1024
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -145,6 +148,17 @@ def test_pci_address_where_there_is_no_uuid_and_no_graphs_where_torch_has_none()
     del module.CUDAGraph
     module.CUDAGraph = None
     assert RocmDevice(0, module).capture(lambda: None) is None
+
+
+def test_peak_memory_is_not_that_of_the_parent() -> None:
+    if not Path("/proc/self/status").is_file():
+        pytest.skip("the system tells no peak since exec")
+    child = "from xkernels.device import CpuDevice; print(CpuDevice().peak_memory())"
+    parent = (
+        f"import subprocess, sys; big = b'x' * (1 << 30); subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    )
+    said = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True).stdout
+    assert int(said) < 1 << 30
 
 
 def test_cpu() -> None:
