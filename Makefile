@@ -10,7 +10,7 @@ MATRIX ?= matrix.yaml
 RUN ?=
 PYTEST ?=
 
-.PHONY: help venv run test lint unit test-vllm wheelhouse image base-image constraints clean distclean
+.PHONY: help venv run test lint unit test-slow test-vllm wheelhouse image base-image constraints clean distclean
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -25,15 +25,18 @@ run: venv  ## run $(MATRIX): tune, measure, gate; the last lines give the verdic
 	@if [ -d wheelhouse/third-party ]; then scripts/wheelhouse.sh; fi  # keeps the image's copy of us in step
 	@$(VENV)/bin/orchestrator run $(MATRIX) $(RUN)
 
-test: lint unit  ## everything that must be green before a merge (what this machine lacks is skipped, with the reason)
+test: lint unit  ## lint, types and tests (what this machine lacks is skipped, with the reason)
 
 lint: venv  ## ruff, mypy --strict and the import contracts
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 	@$(VENV)/bin/lint-imports --no-logo
 
-unit: venv  ## pytest (PYTEST= adds options: make unit PYTEST='-k configs')
-	@$(PY) -m pytest $(PYTEST)
+unit: venv  ## the tests that take seconds (PYTEST= adds options: make unit PYTEST='-k configs')
+	@$(PY) -m pytest -m "not slow" $(PYTEST)
+
+test-slow: venv  ## the tests of ten seconds and more: whole runs, containers, compilers, expert parallelism
+	@$(PY) -m pytest -m slow $(PYTEST)
 
 test-vllm: venv  ## our engine file and load client against a real vLLM on the CPU (about 3 GB the first time)
 	@scripts/test-vllm.sh

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
 INTERPRET = {"TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "1"}
 COMMON = ("--slots=2", "--configs=none", "--dtype=float32", "--backend=torch")
 

@@ -52,6 +52,7 @@ def configs(root: Path, **changes: int) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_a_launch_measures_what_the_server_measures(serving: Callable, tmp_path: Path) -> None:
     """200 requests of 32 tokens, concurrency 4: the client's cost. Then longer ones: its clock against the server's."""
     out, long = tmp_path / "out.json", tmp_path / "long.json"
@@ -84,6 +85,7 @@ def test_open_loop_keeps_its_schedule(serving: Callable, tmp_path: Path) -> None
     assert launch.detail["client"]["lateness_p99_ms"] < 1000
 
 
+@pytest.mark.slow
 def test_triton_proves_which_file_it_read_and_that_none_means_default(serving: Callable, tmp_path: Path) -> None:
     answers = []
     for arm, folder in (("untuned", None), ("tuned", configs(tmp_path / "tree"))):

@@ -17,6 +17,7 @@ from xkernels.device import CpuDevice, Limits
 from xkernels.ops import expert_parallel as ep
 from xkernels.ops._details import grid
 
+pytestmark = pytest.mark.slow
 WORLD = 4
 WORKER = Path(__file__).with_name("ep_worker.py")
 Results = list[dict[str, np.ndarray]]
