@@ -160,6 +160,7 @@ class Scheduler:
             self._finish(cell, found.state, found.reason)
         else:
             self._final[cell.id] = found.state  # the journal says so already
+            self.progress.kept(cell)
 
     def _needs_hold(self, cell: PlannedCell) -> bool:
         return all(self._final.get(need) == "PASSED" for need in cell.needs)

@@ -68,6 +68,11 @@ class Progress:
         """An attempt is over; its cell may go on."""
         self._spent += done.wall_s
 
+    def kept(self, cell: PlannedCell) -> None:
+        """A cell was finished before this session: it counts as done, and says nothing about the pace."""
+        self._finished += 1
+        self._left.pop(cell.id, None)
+
     def finished(self, cell: PlannedCell, state: State, reason: str) -> None:
         """A cell has its final state."""
         self._finished += 1

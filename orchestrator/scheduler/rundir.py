@@ -74,6 +74,13 @@ class RunDir:
             )
         return records.read(Plan, self.plan_file)
 
+    def resumable(self) -> bool:
+        """Whether a run began here: there is a plan, or nothing but what an orchestrator makes before it."""
+        if self.plan_file.is_file():
+            return True
+        early = (self.journal_file.name, "lock", self.cancel_file.name)
+        return all(name in early or name.startswith(".plan.json.") for name in os.listdir(self.path))  # noqa: PTH208
+
     def hold(self) -> FileLock:
         """Take the run directory for this process.
 

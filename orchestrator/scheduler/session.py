@@ -68,6 +68,8 @@ def execute(
         rundir.create()
     elif not path.is_dir():
         raise UsageError("does not exist, so there is nothing to resume", file=path, field="--resume")
+    elif not rundir.resumable():
+        raise UsageError("holds other files and no plan.json", file=path, field="--resume", fix="name a run directory")
     progress = progress or Progress(plan)
     with rundir.hold():
         if resume:

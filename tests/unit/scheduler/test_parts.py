@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from moegate.errors import RecordError
+from moegate.errors import RecordError, UsageError
 from moegate.journal import Journal, read
 from moegate.records import DeviceIdentity, GatePolicy, Launch, Plan, PlannedCell, Samples
 from orchestrator.plan import read_history
 from orchestrator.pools.isolation import LaunchResult
-from orchestrator.scheduler import RunDir, keys
+from orchestrator.scheduler import RunDir, execute, keys
 from orchestrator.scheduler.classify import ending, last_line, tail
 from orchestrator.scheduler.ratios import log_ratio
 from orchestrator.scheduler.state import outcomes, read_cells
@@ -165,6 +165,20 @@ def test_an_earlier_run_that_cannot_be_read_costs_no_plan(tmp_path):
     assert read_history(tmp_path.iterdir()).seconds == {"c1": 7.0}
 
 
+def test_a_folder_of_something_else_is_not_resumed(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds other files"):
+        execute(PLAN, tmp_path, resume=True, root=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("left", [(), ("lock",), ("lock", ".plan.json.77.tmp"), ("plan.json", "anything")])
+def test_what_died_early_can_be_resumed(tmp_path, left):
+    for name in left:
+        (tmp_path / name).write_text("")
+    assert RunDir(tmp_path).resumable()
+
+
 def test_a_pipe_in_place_of_the_lock_does_not_stop_who_looks(tmp_path):
     os.mkfifo(tmp_path / "lock")
     assert RunDir(tmp_path).holder() is None
@@ -203,6 +217,17 @@ def test_progress_never_moves_the_cursor():
     assert clean("a\x1b[2J\x07\u202eb\nc") == "a\ufffd[2J\ufffd\ufffdb c"
     assert [duration(seconds) for seconds in (3, 65, 3725)] == ["3s", "1m05s", "1h02m"]
     assert json.dumps(clean("\u00e9")) == '"\\u00e9"'
+
+
+def test_a_resumed_run_counts_what_was_finished_before():
+    import io
+
+    from orchestrator.scheduler.progress import Progress
+
+    progress = Progress(PLAN, stream := io.StringIO())
+    progress.kept(PLAN.cells[0])
+    progress.finished(PLAN.cells[1], "PASSED", "")
+    assert "[2/2]" in stream.getvalue()
 
 
 def test_a_terminal_gets_a_bar_and_a_file_gets_lines():
