@@ -19,9 +19,13 @@ GIT = "git:"
 def path_in_repository(matrix: Matrix, place: tuple[str | int, ...], text: str) -> Path:
     """Resolve a path of the matrix: relative ones start at the repository's root and stay inside it."""
     path = Path(text)
+    try:
+        (matrix.root / path).exists()
+        resolved = (matrix.root / path).resolve()
+    except (OSError, RuntimeError) as error:  # too long, not to be entered, or links in a circle
+        matrix.fail(place, f"{text[:80]} cannot be looked at: {getattr(error, 'strerror', error)}", "an existing path")
     if path.is_absolute():
         return path
-    resolved = (matrix.root / path).resolve()
     if not resolved.is_relative_to(matrix.root.resolve()):
         matrix.fail(
             place, f"{text} leads outside {matrix.root}", "name a path inside the repository, or an absolute one"

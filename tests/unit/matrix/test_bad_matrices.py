@@ -42,6 +42,8 @@ EDITS = [
     ("control characters", "name: demo", 'name: "de\\x1bmo"', 2, "is not a name", "letters"),
     ("path out of the repository", "config: model", "config: ../model", 8, "leads outside", "inside the repository"),
     ("missing file", "config: model", "config: modell", 8, "does not exist", "config.json"),
+    ("name too long for a file", "config: model", "config: " + "m" * 300, 8, "File name too long", "an existing path"),
+    ("Dockerfile too long", "dockerfile: cpu.Dockerfile", "dockerfile: " + "d" * 300, 4, "File name too long", "an existing path"),
     ("missing Dockerfile", "dockerfile: cpu.Dockerfile", "dockerfile: gpu.Dockerfile", 4, "does not exist", "a path from"),
     ("image without a source", "{dockerfile: cpu.Dockerfile}", "{target: x}", 4, "needs dockerfile or reference", "write"),
     ("image without a digest", "{dockerfile: cpu.Dockerfile}", "{reference: 'a:latest'}", 4, "no digest", "sha256"),
