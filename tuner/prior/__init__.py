@@ -14,7 +14,7 @@ from typing import Any
 
 from moegate import canonical
 from moegate.configs import BATCH_SIZES
-from moegate.errors import RecordError
+from moegate.errors import RecordError, UsageError
 from tuner.config import Config
 
 __all__ = ["Prior", "dtype_class", "grid_distance", "load"]
@@ -55,7 +55,14 @@ class Prior:
     exclude: frozenset[str] = frozenset()
 
     def without(self, *families: str) -> Prior:
-        """The same prior as if these architectures had never been tuned."""
+        """The same prior as if these architectures had never been tuned. UsageError for one that it does not hold."""
+        known = {family for kinds in self.counts.values() for family in kinds}
+        if unknown := sorted(set(families) - known):
+            raise UsageError(
+                f"the prior holds nothing of {unknown[0]!r:.40}",
+                field="--without",
+                fix=f"one of {', '.join(sorted(filter(None, known)))}",
+            )
         return Prior(self.fields, self.tiles, self.counts, self.source, self.exclude | frozenset(families))
 
     def ranked(

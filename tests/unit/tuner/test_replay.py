@@ -182,6 +182,12 @@ def test_both_projections_of_our_own_kernel(
         assert row.chosen_us >= row.best_us
 
 
+@pytest.mark.parametrize("name", ["sm90", "hopper"])
+def test_an_architecture_that_the_prior_does_not_hold_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"one of .*sm_90"):
+        load_prior().without(HOPPER, name)
+
+
 def outcome_without_fields(path: Path) -> None:
     with Journal.open(path, purpose=PURPOSE) as journal:
         journal.append("environment", env="e", problem={}, vendor="nvidia", device_name="d", environment={})
