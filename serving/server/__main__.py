@@ -9,10 +9,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from moegate.canonical import whole
+from moegate.entry import guard
 from moegate.exits import Exit
 from moegate.paths import config_root, write_atomic
 from serving.server.link import WorkerProcess
@@ -22,6 +24,18 @@ __all__ = ["main"]
 
 HOST = "127.0.0.1"
 _GRACE_S = 5
+
+
+def _from(low: int, high: int) -> Callable[[str], int]:
+    """A reader of numbers in a range: torch and the socket would refuse others much later, with a traceback."""
+
+    def read(text: str) -> int:
+        value = whole(text, low, high)
+        if value is None:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is no number from {low} to {high}")
+        return value
+
+    return read
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,13 +48,18 @@ def parser() -> argparse.ArgumentParser:
     add("--backend", "--moe-runner-backend", default="auto", help="backend of the routed experts")
     add("--graph", default="eager", choices=["eager", "full"], help="full: decode through device graphs")
     add("--configs", help="folder of tuned configs, or `none` for an empty one")
-    add("--seed", type=int, default=0, help="of random weights")
-    add("--slots", type=int, default=0, help="sequences at once (default 16 on a CPU, else 128)")
-    add("--length", type=int, default=0, help="positions per sequence (default: the model's, at most 4096)")
-    add("--prefill-tokens", type=int, default=4096, help="rows of one prefill step")
-    add("--threads", type=int, default=0, help="CPU threads of the worker (default: cores less one)")
+    add("--seed", type=_from(0, (1 << 63) - 1), default=0, help="of random weights")
+    add("--slots", type=_from(0, 1 << 20), default=0, help="sequences at once (default 16 on a CPU, else 128)")
+    add(
+        "--length",
+        type=_from(0, 1 << 24),
+        default=0,
+        help="positions per sequence (default: the model's, at most 4096)",
+    )
+    add("--prefill-tokens", type=_from(1, 1 << 24), default=4096, help="rows of one prefill step")
+    add("--threads", type=_from(0, 4096), default=0, help="CPU threads of the worker (default: cores less one)")
     add("--record", "--record-routing", metavar="DIR", help="keep expert choices of prefills there")
-    add("--record-min-tokens", type=int, default=64, help="smallest prefill that is kept")
+    add("--record-min-tokens", type=_from(0, 1 << 24), default=64, help="smallest prefill that is kept")
     add("--ep-size", type=int, default=1, help="processes that share the experts (expert parallelism)")
     add(
         "--ep-mode",
@@ -49,9 +68,9 @@ def parser() -> argparse.ArgumentParser:
         help="deterministic: same bits whatever the rank",
     )
     add("--ep-parts", type=int, default=1, help="2: rows of one half travel while the experts work on the other")
-    add("--max-queue", type=int, default=256, help="requests that may wait; more get a 503")
+    add("--max-queue", type=_from(0, 1 << 24), default=256, help="requests that may wait; more get a 503")
     add("--served-model-name", help="name in /v1/models (default: the model folder's)")
-    add("--port", type=int, default=0, help="0: any free port")
+    add("--port", type=_from(0, 65535), default=0, help="0: any free port")
     add("--address-file", help="write the base URL there once the port is bound")
     return options
 
@@ -139,4 +158,4 @@ async def _serve(options: argparse.Namespace, worker: WorkerProcess) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    guard("serving.server", main)

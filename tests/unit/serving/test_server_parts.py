@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from moegate.errors import UsageError
+from serving.server.__main__ import parser
 from serving.server.batcher import Batcher, Request
 from serving.server.channel import AsyncChannel, Channel, pack
 from serving.server.completions import BadRequest, Limits, Writer, parse
@@ -267,3 +268,17 @@ def test_the_kernel_hash_is_the_one_that_tuning_writes() -> None:
     from tuner.engines.base import source_digest
 
     assert kernel_hash() == source_digest(Path("kernels/xkernels/ops/_details"))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--port", "99999"), ("--port", "-1"), ("--slots", "-3"), ("--length", "9" * 5000), ("--threads", "-1"),
+     ("--seed", "9" * 30), ("--max-queue", "-1"), ("--prefill-tokens", "0"), ("--record-min-tokens", "x")],
+)  # fmt: skip
+def test_numbers_that_no_server_can_have_are_exit_2(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        parser().parse_args(["--model", "m", f"{option}={value}"])
+    assert left.value.code == 2
+    assert "is no number from" in capsys.readouterr().err
