@@ -48,9 +48,13 @@ def run(*, ops: str, dtypes: str, backend: str, out: Path | None, as_json: bool)
     from tuner.checks import CHECKS
 
     wanted = list(CHECKS) if ops == "all" else [word.strip() for word in ops.split(",") if word.strip()]
+    if not wanted:
+        raise UsageError("names no op", field="--ops", fix=f"all or {', '.join(CHECKS)}")
     if unknown := [op for op in wanted if op not in CHECKS]:
         raise UsageError(f"unknown op {unknown[0]!r}", field="--ops", fix=f"all or {', '.join(CHECKS)}")
     kinds = [word.strip() for word in dtypes.split(",") if word.strip()]
+    if not kinds:
+        raise UsageError("names no dtype", field="--dtypes", fix=f"some of {', '.join(DTYPES)}")
     if unknown := [kind for kind in kinds if kind not in DTYPES]:
         raise UsageError(f"unknown dtype {unknown[0]!r}", field="--dtypes", fix=f"some of {', '.join(DTYPES)}")
     if backend not in (*_BACKENDS, "all"):

@@ -9,6 +9,7 @@ import pytest
 from moegate.errors import UsageError
 from tuner.commands.common import parse_budget, parse_sizes
 from tuner.commands.compile import run as compile_configs
+from tuner.commands.verify import run as verify
 from tuner.model import problem_of
 from tuner.problem import Problem, parse_shape
 
@@ -88,3 +89,13 @@ def test_a_list_of_files_that_is_none_is_refused(tmp_path: Path, content: bytes)
     (tmp_path / "files.json").write_bytes(content)
     with pytest.raises(UsageError):
         compile_configs(targets="sm_90", files=tmp_path / "files.json")
+
+
+@pytest.mark.parametrize(
+    ("ops", "dtypes", "field"), [("", "float32", "--ops"), (" , ", "float32", "--ops"), ("all", ",", "--dtypes")]
+)
+def test_to_verify_nothing_is_a_mistake(ops: str, dtypes: str, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(UsageError, match="names no") as error:
+        verify(ops=ops, dtypes=dtypes, backend="all", out=None, as_json=False)
+    assert error.value.field == field
