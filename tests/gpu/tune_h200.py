@@ -242,7 +242,7 @@ def report(args: argparse.Namespace, recorded: Recorded | None, results: list[di
                 worst = max(found, key=lambda size: found[size])
                 print(
                     f"{result['stage']} {which}: wall {result['wall_s']} s, "
-        f"mean regret {100 * statistics.fmean(found.values()):.3f} %, "
+                    f"mean regret {100 * statistics.fmean(found.values()):.3f} %, "
                     f"worst {100 * found[worst]:.2f} % at M={worst}, {len(found)} sizes"
                 )
     from tuner.prior import load as load_prior

@@ -157,4 +157,3 @@ def _oom_kills() -> int:
     except OSError:
         pass
     return 0
-

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-DPCTL = '''
+DPCTL = """
 class SyclContext:
     def __init__(self, selector="level_zero:gpu"):
         self.device_count = 4
@@ -20,7 +20,7 @@ class SyclDevice:
     name = "Intel(R) Arc(TM) Pro B60 Graphics"
     def __init__(self, selector=""):
         pass
-'''
+"""
 
 DRIVER = '''
 import json, os, sys
