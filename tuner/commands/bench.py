@@ -6,7 +6,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -79,7 +79,6 @@ def run(
 
     from tuner.child.timing import Timer, cold_copies
     from tuner.engines import load_adapter
-    from tuner.routing.load import routes_for
     from xkernels.device import is_interpreted, live
 
     device, versions = live(), environment_words()
@@ -100,23 +99,8 @@ def run(
     if copies > 1:
         adapter.setup(device.torch_device(), seed, copies)
     timer = Timer(device, plan.graphs)
-    samples: list[Samples] = []
-    uses: list[ConfigUse] = []
-    calls = 0
     with torch.inference_mode():
-        for size in sizes:
-            made = routes_for(problem, size, routes, device=device.torch_device(), seed=seed, source=routing)
-            batch = adapter.batch(size, made)
-            call, used = _call(plan, batch, size)
-            counted = _counting(call)
-            counted(0)
-            values = timer.sample(f"{size}", counted, routes, plan.reps, None)
-            timer.forget()
-            samples.append(Samples(f"{_METRIC}_m{size}", "us", "lower", tuple(round(v, 3) for v in values)))
-            calls += counted.calls
-            uses += [_with_calls(use, counted.calls) for use in used]
-    primary = math.exp(statistics.fmean(math.log(max(statistics.median(s.values), 1e-9)) for s in samples))
-    samples.append(Samples(f"{_METRIC}_geomean", "us", "lower", (round(primary, 3),), primary=True))
+        samples, uses, calls = _time(plan, adapter, timer, sizes, routes, seed, routing)
     proof = Proof(
         engine, backend, selection.resolved, tuple(to_json(step) for step in selection.chain),
         None if tree.root is None else str(tree.root.resolve()), canonical.tree_digest(tree.root) if tree.root else "",
@@ -134,6 +118,31 @@ def run(
     if not as_json:
         _print(plan, samples, uses)
     return Exit.OK
+
+
+def _time(
+    plan: _Bench, adapter: Any, timer: Any, sizes: Sequence[int], routes: int, seed: int, routing: str
+) -> tuple[list[Samples], list[ConfigUse], int]:
+    """Time every batch size: the samples (the primary one last), the configs used, and the number of calls."""
+    from tuner.routing.load import routes_for
+
+    samples: list[Samples] = []
+    uses: list[ConfigUse] = []
+    calls = 0
+    where = timer.device.torch_device()
+    for size in sizes:
+        batch = adapter.batch(size, routes_for(plan.problem, size, routes, device=where, seed=seed, source=routing))
+        call, used = _call(plan, batch, size)
+        counted = _counting(call)
+        counted(0)
+        values = timer.sample(f"{size}", counted, routes, plan.reps, None)
+        timer.forget()
+        samples.append(Samples(f"{_METRIC}_m{size}", "us", "lower", tuple(round(v, 3) for v in values)))
+        calls += counted.calls
+        uses += [_with_calls(use, counted.calls) for use in used]
+    primary = math.exp(statistics.fmean(math.log(max(statistics.median(s.values), 1e-9)) for s in samples))
+    samples.append(Samples(f"{_METRIC}_geomean", "us", "lower", (round(primary, 3),), primary=True))
+    return samples, uses, calls
 
 
 class _counting:
