@@ -122,7 +122,7 @@ def test_verify_counts_what_it_checked(tmp_path: Path) -> None:
         (("bench", "--model", TINY, "--configs", "nowhere"), "no folder"),
         (("bench", "--model", TINY, "--moe-runner-backend", "marlin"), "marlin"),
         (("verify", "--ops", "sums"), "unknown op"),
-        (("replay", "--journal", "nowhere"), "cannot be read"),
+        (("replay", "--journal", "nowhere"), "nowhere: No such file"),
         (("tune",), "--out"),
         (("frobnicate",), "No such command"),
     ],
