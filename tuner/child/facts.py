@@ -7,65 +7,19 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tuner.compile.facts import captured
+from tuner.compile.targets import activate_target
 
 __all__ = ["compile_facts", "stub_driver"]
 
 
-class _StubDriver:
-    """The three questions that a warm-up asks of a driver, answered for a device that is not touched."""
-
-    def __init__(self, target: Any) -> None:
-        self._target = target
-
-    def get_current_target(self) -> Any:
-        """The target that was asked for."""
-        return self._target
-
-    def get_current_device(self) -> int:
-        """Always device 0."""
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        """Always the default stream."""
-        del device
-        return 0
-
-    def is_active(self) -> bool:
-        """As a real driver that found its device."""
-        return True
-
-
 def stub_driver(backend: str, arch: str, warp: int) -> None:
     """Make Triton compile for (backend, arch, warp size), such as ("cuda", "90", 32), whatever this machine has."""
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime import driver
-
-    target = GPUTarget(backend, int(arch) if arch.isdigit() else arch, warp)
-    driver.set_active(_StubDriver(target))
-
-
-@contextmanager
-def _compile_only() -> Iterator[list[tuple[str, Any]]]:
-    """Within: a kernel that is launched from the host is compiled and kept, and not launched."""
-    from triton.runtime.jit import JITFunction
-
-    compiled: list[tuple[str, Any]] = []
-    launch = JITFunction.run
-
-    def run(self: Any, *args: Any, **options: Any) -> Any:
-        built = launch(self, *args, **{**options, "warmup": True})
-        compiled.append((self.fn.__name__, built))
-        return built
-
-    JITFunction.run = run
-    try:
-        yield compiled
-    finally:
-        JITFunction.run = launch
+    activate_target(backend, int(arch) if arch.isdigit() else arch, warp)
 
 
 def compile_facts(kernel: str, launch: Callable[[], Any]) -> dict[str, Any]:
@@ -76,7 +30,7 @@ def compile_facts(kernel: str, launch: Callable[[], Any]) -> dict[str, Any]:
     where the compiler does not say).
     """
     begin = time.perf_counter()
-    with _compile_only() as compiled:
+    with captured() as compiled:
         launch()
     mine = [built for name, built in compiled if name == kernel]
     if len(mine) != 1:

@@ -9,7 +9,7 @@ from typing import Any
 from moegate.errors import UsageError
 from xkernels.device import Limits
 
-__all__ = ["TARGETS", "SimulatedDevice", "Target", "activate", "find", "missing"]
+__all__ = ["TARGETS", "SimulatedDevice", "Target", "activate", "activate_target", "find", "missing"]
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,15 @@ class _Driver:
 
 def activate(target: Target) -> None:
     """Make Triton compile for `target` in this process; once per process, since Triton keeps what it compiled."""
+    activate_target(target.backend, target.arch, target.warp)
+
+
+def activate_target(backend: str, arch: int | str, warp: int) -> None:
+    """As `activate`, for a target by its parts, such as ("cuda", 90, 32)."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    driver.set_active(_Driver(GPUTarget(target.backend, target.arch, target.warp)))
+    driver.set_active(_Driver(GPUTarget(backend, arch, warp)))
 
 
 @dataclass(frozen=True)
