@@ -13,6 +13,7 @@ data sheets; `None` means that no source was found, never zero.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -244,6 +245,52 @@ def lookup_names(name: str) -> tuple[tuple[str, Alias | None], ...]:
         names.append((device.name, Alias(device.name, said.relation, said.source)))
     names.extend((alias.name, alias) for alias in device.aliases if alias.name != own)
     return tuple(names)
+
+
+def physical_identity(kind: str, uuid: str | None, pci: str | None) -> str | None:
+    """The one name of a physical device that its host and a process on it agree on, or None where neither is known.
+
+    NVIDIA: the UUID, as `nvidia-smi -L` prints it. AMD: the PCI address, because `rocm-smi` and HIP spell the unique id
+    differently. Intel: the PCI address too, read out of the Level Zero UUID where a process knows only that.
+
+    Args:
+        kind: `cuda`, `rocm` or `xpu`.
+        uuid: as torch prints it, without a prefix.
+        pci: `domain:bus:device.function` in hexadecimal, of any width.
+    """
+    address = _address(pci) if pci else None
+    if kind == "xpu" and uuid:
+        address = address or intel_address(uuid)
+    if kind in ("rocm", "xpu") and address:
+        return address
+    return f"GPU-{uuid}" if uuid else address
+
+
+def _address(pci: str) -> str | None:
+    """`domain:bus:device.function` as the kernel writes it, with four, two and two digits."""
+    match = re.fullmatch(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])", pci.strip().lower())
+    if match is None:
+        return None
+    domain, bus, device, function = (int(part or "0", 16) for part in match.groups())
+    return f"{domain:04x}:{bus:02x}:{device:02x}.{function}"
+
+
+def intel_address(uuid: str) -> str | None:
+    """The PCI address in a Level Zero UUID, or None for one of another layout.
+
+    Sixteen bytes, little-endian: vendor 8086, device id and revision (2 bytes each), PCI domain (2), bus, device and
+    function (1 each), four zeros, sub-device. Management tools print them last byte first: an Arc Pro B60 at
+    0000:17:00.0 is `00000000-0000-0017-0000-0000e2118086` there (sgl-project/sglang#38873).
+    """
+    digits = uuid.replace("-", "").lower()
+    if re.fullmatch(r"[0-9a-f]{32}", digits) is None:
+        return None
+    data = bytes.fromhex(digits)
+    if data[:2] != b"\x86\x80":
+        data = data[::-1]
+    if data[:2] != b"\x86\x80" or any(data[11:15]):
+        return None
+    return f"{int.from_bytes(data[6:8], 'little'):04x}:{data[8]:02x}:{data[9]:02x}.{data[10]:x}"
 
 
 def near(name: str, limit: int = 3) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ to do: a silent "0 devices" would send every cell to the wrong place.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -14,14 +15,15 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from moegate.devices import physical_identity
 from moegate.errors import PoolError
 from moegate.records import DeviceIdentity
+from orchestrator.pools import dri
 from orchestrator.pools.slots import HostDevice
 
 __all__ = ["PROBES", "cpu_sets", "devices", "machine_identity"]
 
 _DEADLINE_S = 20.0
-_DRI = Path("/dev/dri")
 
 
 def machine_identity() -> str:
@@ -106,8 +108,6 @@ def _cuda(slots: int) -> tuple[HostDevice, ...]:
 
 def _rocm(slots: int) -> tuple[HostDevice, ...]:
     del slots
-    import json
-
     text = _ask(
         ["rocm-smi", "--showuniqueid", "--showbus", "--showproductname", "--json"],
         "no AMD devices",
@@ -118,50 +118,65 @@ def _rocm(slots: int) -> tuple[HostDevice, ...]:
     except ValueError:
         raise PoolError("no AMD devices: rocm-smi did not print JSON") from None
     out = []
-    for index, (_, card) in enumerate(sorted((n, c) for n, c in cards.items() if n.startswith("card"))):
+    for index, name in enumerate(sorted((n for n in cards if re.fullmatch(r"card\d+", n)), key=lambda n: int(n[4:]))):
+        card = cards[name]
         address = str(card.get("PCI Bus", "")).lower()
-        identity = str(card.get("Unique ID") or address)
-        name = str(card.get("Card Series") or card.get("Card series") or "AMD GPU").strip()
+        identity = physical_identity("rocm", None, address)
+        if identity is None:
+            raise PoolError(f"no AMD devices: rocm-smi names the PCI bus {address[:40]!r}")
+        series = str(card.get("Card Series") or card.get("Card series") or "AMD GPU").strip()
         arch = str(card.get("GFX Version") or "")
-        out.append(HostDevice(DeviceIdentity("rocm", name, identity, arch), index, ("/dev/kfd", *_nodes(address))))
+        out.append(
+            HostDevice(DeviceIdentity("rocm", series, identity, arch), index, ("/dev/kfd", *dri.nodes(identity)))
+        )
     return tuple(out)
 
 
 _XPU_PROGRAM = """
 import json, dpctl
 rows = []
-for number, device in enumerate(dpctl.get_devices(backend="level_zero", device_type="gpu")):
-    rows.append([number, device.name, device.driver_version, getattr(device, "pci_address", None) or ""])
+for device in dpctl.get_devices(backend="level_zero", device_type="gpu"):
+    rows.append([device.name, str(device.driver_version), int(getattr(device, "global_mem_size", 0) or 0)])
 print(json.dumps(rows))
 """
+_INTEL = "0x8086"
+_XPU_MASKS = ("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR")
 
 
 def _xpu(slots: int) -> tuple[HostDevice, ...]:
-    """Intel devices through dpctl, in a process of its own (it initialises the driver), ordered by PCI address."""
-    del slots
-    import json
+    """Intel devices: counted and named by dpctl in a process of its own (it initialises the driver), found by sysfs.
 
+    dpctl knows no PCI address. Level Zero orders its devices by address, integrated ones last, so the n-th device is
+    the n-th card, provided that both count the same; the launch proves it from inside (its UUID holds the address).
+    """
+    del slots
+    masked = [name for name in _XPU_MASKS if os.environ.get(name)]
+    if masked:
+        raise PoolError(f"no Intel devices: {masked[0]} hides some of them from this process (fix: unset {masked[0]})")
     text = _ask(
         [sys.executable, "-P", "-c", _XPU_PROGRAM],
         "no Intel devices",
         "python -m pip install 'moegate[xpu]' (dpctl is what counts Intel devices), and check the groups of /dev/dri",
     )
-    found = [(str(address), int(number), str(name), str(driver)) for number, name, driver, address in json.loads(text)]
-    out = []
-    for address, number, name, driver in sorted(found):
-        identity = address.lower() or f"level_zero:{number}"
-        out.append(HostDevice(DeviceIdentity("xpu", name, identity, "", driver), number, _nodes(address)))
-    return tuple(out)
+    rows = json.loads(text)
+    cards = _in_driver_order(len(rows))
+    found = [
+        HostDevice(DeviceIdentity("xpu", str(name), card.address, "", str(driver), int(memory)), number, card.nodes)
+        for number, ((name, driver, memory), card) in enumerate(zip(rows, cards, strict=True))
+    ]
+    return tuple(sorted(found, key=lambda device: device.identity.identity))
 
 
-def _nodes(address: str) -> tuple[str, ...]:
-    """The device files of a PCI address. Numbers change between boots, so they are read from `by-path` each time."""
-    nodes = []
-    for suffix in ("render", "card"):
-        link = _DRI / "by-path" / f"pci-{address.lower()}-{suffix}"
-        if address and link.exists():
-            nodes.append(str(link.resolve()))
-    return tuple(nodes)
+def _in_driver_order(count: int) -> list[dri.Card]:
+    """The cards that the driver counts, in its order. Raises PoolError where the two cannot be matched."""
+    cards = dri.cards(_INTEL)
+    ordered = sorted(cards, key=lambda card: (card.integrated, card.address))
+    for candidates in (ordered, [card for card in ordered if not card.integrated]):
+        if len(candidates) == count:
+            return candidates
+    shut = next((node for card in cards if (node := card.shut())), None)
+    fix = f"this user cannot open {shut}: usermod -aG render,video USER" if shut else "infra/host/health.sh names them"
+    raise PoolError(f"the driver counts {count} Intel devices, /dev/dri holds {len(cards)} cards (fix: {fix})")
 
 
 PROBES: Mapping[str, Callable[[int], tuple[HostDevice, ...]]] = {"cpu": _cpu, "cuda": _cuda, "rocm": _rocm, "xpu": _xpu}

@@ -17,6 +17,7 @@ from typing import Any
 from moegate import canonical
 from moegate.configs import nearest, parse_name
 from moegate.configs.names import ConfigKey
+from moegate.devices import physical_identity
 from moegate.errors import InfraError, MoegateError
 from moegate.records import ConfigUse, DeviceIdentity
 from serving.engines.protocol import HOST, Spec
@@ -45,8 +46,10 @@ if torch.cuda.is_available(): kind, mod = ("rocm" if torch.version.hip else "cud
 elif hasattr(torch, "xpu") and torch.xpu.is_available(): kind, mod = "xpu", torch.xpu
 if mod:
     p = mod.get_device_properties(0)
-    out["device"] = {"kind": kind, "name": p.name, "identity": "GPU-" + str(getattr(p, "uuid", "0")),
-                     "memory_bytes": int(p.total_memory)}
+    out["device"] = {"kind": kind, "name": p.name, "memory_bytes": int(p.total_memory)}
+    out["uuid"] = str(p.uuid) if getattr(p, "uuid", None) is not None else None
+    out["pci"] = None
+    if hasattr(p, "pci_bus_id"): out["pci"] = "%x:%x:%x.0" % (p.pci_domain_id, p.pci_bus_id, p.pci_device_id)
     cap = getattr(mod, "get_device_capability", None)
     if kind == "cuda": out["device"]["arch"] = "sm_%d%d" % cap(0)
     if kind == "rocm": out["device"]["arch"] = p.gcnArchName.split(":")[0]
@@ -80,7 +83,10 @@ def probe(python: str, packages: Sequence[str], sources: Sequence[str], env: Map
         raise InfraError(f"the probe of {packages[0]} failed: {error}") from None
     if out is None:
         raise InfraError(f"the probe of {packages[0]} failed: {done.stderr.strip()[-300:]}")
-    return Probe(DeviceIdentity(**out["device"]), out["versions"], out["kernel_hash"])
+    device = out["device"]
+    if "identity" not in device:
+        device["identity"] = physical_identity(device["kind"], out["uuid"], out["pci"]) or f"{device['kind']}:0"
+    return Probe(DeviceIdentity(**device), out["versions"], out["kernel_hash"])
 
 
 def free_port() -> int:

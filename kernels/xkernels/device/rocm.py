@@ -28,13 +28,10 @@ class RocmDevice(Accelerator):
         return f"rocm-{self.arch()}"
 
     def identity(self) -> DeviceIdentity:
-        """UUID where the driver gives one, else the PCI address."""
+        """The PCI address: HIP and `rocm-smi` spell the unique id differently."""
         p = self.properties()
-        uuid = getattr(p, "uuid", None)
-        pci = f"{int(p.pci_domain_id):08x}:{int(p.pci_bus_id):02x}:{int(p.pci_device_id):02x}.0"
-        return DeviceIdentity(
-            "rocm", str(p.name), f"GPU-{uuid}" if uuid is not None else pci, self.arch(), "", int(p.total_memory)
-        )
+        pci = f"{int(p.pci_domain_id):04x}:{int(p.pci_bus_id):02x}:{int(p.pci_device_id):02x}.0"
+        return DeviceIdentity("rocm", str(p.name), pci, self.arch(), "", int(p.total_memory))
 
     def limits(self) -> Limits:
         """LDS per workgroup comes from the architecture: older torch builds report the CUDA default for it."""

@@ -6,6 +6,7 @@ The driver of the Arc Pro B60 reports a wrong memory bus width, so bandwidth nev
 
 from __future__ import annotations
 
+from moegate.devices import physical_identity
 from moegate.records.measurement import DeviceIdentity
 from xkernels.device._accelerator import Accelerator
 from xkernels.device.protocol import Kind, Limits
@@ -33,9 +34,10 @@ class XpuDevice(Accelerator):
         return f"xpu-{self.arch()}"
 
     def identity(self) -> DeviceIdentity:
-        """UUID of the physical device: the same whatever ZE_AFFINITY_MASK says."""
+        """The physical device's PCI address, out of its UUID: the same whatever ZE_AFFINITY_MASK says."""
         p = self.properties()
-        identity = f"GPU-{p.uuid}" if getattr(p, "uuid", None) is not None else f"xpu:{self.index}"
+        uuid = getattr(p, "uuid", None)
+        identity = physical_identity("xpu", None if uuid is None else str(uuid), None) or f"xpu:{self.index}"
         driver = str(getattr(p, "driver_version", ""))
         return DeviceIdentity("xpu", str(p.name), identity, self.arch(), driver, int(p.total_memory))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 DEVICE = {"kind": "cpu", "name": "fake", "identity": "cpu:fake", "arch": "cpu", "driver": "", "memory_bytes": 0}
 if "ZE_AFFINITY_MASK" in os.environ:  # a simulated card: the one that the mask leaves visible
-    number = int(os.environ["ZE_AFFINITY_MASK"]) + (os.environ.get("FAKE") == "wrong-card")
+    number = int(os.environ["ZE_AFFINITY_MASK"]) + 1 + (os.environ.get("FAKE") == "wrong-card")
     DEVICE |= {"kind": "xpu", "name": "Intel(R) Arc(TM) Pro B60 Graphics", "identity": f"0000:0{number}:00.0"}
 
 

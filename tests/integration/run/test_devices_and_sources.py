@@ -13,22 +13,12 @@ from orchestrator.bundle import read_run
 from orchestrator.commands._conclude import conclude
 from orchestrator.scheduler import RunDir
 
-FAKE_DPCTL = """
-class Device:
-    name = "Intel(R) Arc(TM) Pro B60 Graphics"
-    driver_version = "1.6"
-    def __init__(self, number):
-        self.pci_address = f"0000:0{number}:00.0"
-def get_devices(backend, device_type):
-    return [Device(number) for number in range(4)]
-"""
+ADDRESSES = [f"0000:0{number + 1}:00.0" for number in range(4)]
 
 
 @pytest.fixture
-def four_cards(tmp_path, monkeypatch):
-    (tmp_path / "fake").mkdir()
-    (tmp_path / "fake" / "dpctl.py").write_text(FAKE_DPCTL)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
+def four_cards(simulated_host):
+    simulated_host.intel(dict(zip(ADDRESSES, (2, 0, 3, 1), strict=True)))
 
 
 POOL = ("  cpu: {device: cpu, ray: none, isolation: process}",
@@ -57,7 +47,7 @@ def test_many_cells_spread_over_four_cards_and_never_two_on_one(run, four_cards)
     for device, first, last in spans:
         by_device[device].append((first, last))
     assert len(spans) == 32
-    assert set(by_device) == {f"0000:0{number}:00.0" for number in range(4)}
+    assert set(by_device) == set(ADDRESSES)
     for intervals in by_device.values():
         ordered = sorted(intervals)
         assert all(before[1] < after[0] for before, after in pairwise(ordered))
@@ -83,7 +73,7 @@ def test_a_launch_on_another_card_is_no_result(run, four_cards):
     run("kernel-bench/*")
     outcome = read_run(run.path).outcomes[-1]
     assert outcome.state == "INFRA_ERROR"
-    assert "asked for device 0000:00:00.0, the launch ran on 0000:01:00.0" in outcome.reason
+    assert "asked for device 0000:01:00.0, the launch ran on 0000:02:00.0" in outcome.reason
     assert len(outcome.attempts) == 1
 
 

@@ -70,3 +70,33 @@ def test_the_b60_has_no_fp8_matrix_unit() -> None:
     assert not b60.fp8_matrix_unit
     assert b60.smem_bytes == 131072
     assert devices.get("NVIDIA_H200").fp8_matrix_unit
+
+
+# The address and the UUID of one card as a driver's tool printed them (sgl-project/sglang#38873, intel/ipex-llm#11605),
+# and the same bytes first byte first, as torch prints them.
+INTEL = [
+    ("00000000-0000-0017-0000-0000e2118086", "0000:17:00.0"),
+    ("868011e2-0000-0000-1700-000000000000", "0000:17:00.0"),
+    ("00000000-0000-0200-0000-00087d558086", "0000:00:02.0"),
+    ("868011e2-0000-0100-c300-010000000000", "0001:c3:00.1"),
+]
+
+
+@pytest.mark.parametrize(("uuid", "address"), INTEL)
+def test_an_intel_uuid_holds_the_address(uuid: str, address: str) -> None:
+    assert devices.intel_address(uuid) == address
+    assert devices.physical_identity("xpu", uuid, None) == address
+
+
+@pytest.mark.parametrize("uuid", ["1234", "868011e2-0000-0000-1700-0000000000zz", "4c1f0e2a-" * 4, "f" * 32])
+def test_another_uuid_holds_none(uuid: str) -> None:
+    assert devices.intel_address(uuid) is None
+    assert devices.physical_identity("xpu", uuid, None) == f"GPU-{uuid}"
+
+
+def test_host_and_process_agree_on_a_name() -> None:
+    assert devices.physical_identity("cuda", "6f1c", "0:3:0.0") == "GPU-6f1c"
+    assert devices.physical_identity("rocm", "6f1c", "0:3:0.0") == "0000:03:00.0"
+    assert devices.physical_identity("rocm", None, "0000:A1:00.0") == "0000:a1:00.0"
+    assert devices.physical_identity("xpu", None, "83:00.0") == "0000:83:00.0"
+    assert devices.physical_identity("xpu", None, None) is None

@@ -11,6 +11,7 @@ import pytest
 from moegate.errors import PoolError
 from moegate.records import DeviceIdentity, PoolSpec
 from orchestrator.pools import discovery
+from orchestrator.pools.isolation.flags import device_options
 from orchestrator.pools.isolation.process import visible_device
 from orchestrator.pools.leases import Pool, open_pool
 from orchestrator.pools.slots import HostDevice, Slot
@@ -79,17 +80,72 @@ def test_an_intel_host_without_dpctl_is_an_error_with_the_command_that_mends_it(
         discovery.devices("xpu", 1)
 
 
-def test_intel_devices_are_ordered_by_address_and_not_by_number(tmp_path, monkeypatch):
-    (tmp_path / "by-path").mkdir()
-    for address, node in (("0000:03:00.0", "renderD129"), ("0000:83:00.0", "renderD128")):
-        (tmp_path / node).touch()
-        (tmp_path / "by-path" / f"pci-{address}-render").symlink_to(tmp_path / node)
-    monkeypatch.setattr(discovery, "_DRI", tmp_path)
-    rows = '[[0, "Arc Pro B60", "1.6", "0000:83:00.0"], [1, "Arc Pro B60", "1.6", "0000:03:00.0"]]'
-    monkeypatch.setattr(discovery, "_ask", lambda *_: rows)
-    found = discovery.devices("xpu", 2)
-    assert [(d.identity.identity, d.ordinal) for d in found] == [("0000:03:00.0", 1), ("0000:83:00.0", 0)]
-    assert found[0].nodes == (str(tmp_path / "renderD129"),)
+B60 = "Intel(R) Arc(TM) Pro B60 Graphics"
+
+
+def test_intel_cards_are_known_by_address_and_their_nodes_are_looked_up_each_time(simulated_host):
+    simulated_host.intel({"0000:83:00.0": 0, "0000:03:00.0": 1, "0001:03:00.0": 2})
+    found = discovery.devices("xpu", 3)
+    # The driver's order is the addresses' order, so that a mask's number is the place in it.
+    assert [(d.identity.identity, d.ordinal) for d in found] == [
+        ("0000:03:00.0", 0), ("0000:83:00.0", 1), ("0001:03:00.0", 2),
+    ]  # fmt: skip
+    assert [[Path(node).name for node in d.nodes] for d in found] == [
+        ["renderD129", "card1"], ["renderD128", "card0"], ["renderD130", "card2"],
+    ]  # fmt: skip
+    assert {d.identity.name for d in found} == {B60}
+    assert found[0].identity.memory_bytes == 25669140480
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_renumbered_nodes_still_give_the_same_card(simulated_host, links):
+    simulated_host.dpctl([B60, B60])
+    for order in ((0, 1), (1, 0), (5, 2)):  # what a reboot, a new driver or an added card does to the numbers
+        for address, number in zip(("0000:03:00.0", "0000:83:00.0"), order, strict=True):
+            simulated_host.card(address, number, links=links)
+        pool = open_pool(PoolSpec("b60", "xpu", slots=2, device_name=B60), lambda *_: None, ())
+        lease = pool.take("0000:83:00.0")
+        assert lease
+        device = lease.slot.device
+        lease.release()
+        assert [Path(node).name for node in device.nodes] == [f"renderD{128 + order[1]}", f"card{order[1]}"]
+        options = device_options(device, group_of=lambda path: 992)
+        assert options["devices"] == [f"{node}:{node}:rw" for node in device.nodes]
+        assert visible_device(lease.slot)["ZE_AFFINITY_MASK"] == "1"
+
+
+def test_an_integrated_card_comes_last_or_is_not_counted(simulated_host):
+    simulated_host.card("0000:00:02.0", 0)
+    simulated_host.intel({"0000:03:00.0": 1})
+    (only,) = discovery.devices("xpu", 1)  # the driver leaves the integrated one out
+    assert only.identity.identity == "0000:03:00.0"
+    simulated_host.dpctl([B60, "Intel(R) Graphics"])
+    found = {d.identity.identity: (d.ordinal, d.identity.name) for d in discovery.devices("xpu", 2)}
+    assert found == {"0000:03:00.0": (0, B60), "0000:00:02.0": (1, "Intel(R) Graphics")}
+
+
+def test_a_card_that_the_driver_does_not_count_is_said(simulated_host):
+    simulated_host.intel({"0000:03:00.0": 0, "0000:83:00.0": 1})
+    simulated_host.dpctl([B60])
+    with pytest.raises(PoolError, match="counts 1 Intel devices, /dev/dri holds 2 cards"):
+        discovery.devices("xpu", 1)
+
+
+def test_a_mask_on_the_orchestrator_itself_is_refused(simulated_host, monkeypatch):
+    simulated_host.intel({"0000:03:00.0": 0})
+    monkeypatch.setenv("ZE_AFFINITY_MASK", "0")
+    with pytest.raises(PoolError, match="unset ZE_AFFINITY_MASK"):
+        discovery.devices("xpu", 1)
+
+
+def test_amd_devices_are_known_by_address_in_numeric_order(simulated_host):
+    simulated_host.amd(12)
+    found = discovery.devices("rocm", 12)
+    assert [d.identity.identity for d in found] == [f"0000:{n + 5:02x}:00.0" for n in range(12)]
+    assert [Path(node).name for node in found[10].nodes] == ["kfd", "renderD138", "card10"]
+    simulated_host.tool("rocm-smi", '#!{python}\nprint(\'{{"card0": {{"PCI Bus": "N/A"}}}}\')')
+    with pytest.raises(PoolError, match="PCI bus 'n/a'"):
+        discovery.devices("rocm", 1)
 
 
 def test_a_device_of_another_name_or_too_few_devices_is_refused(tool):

@@ -117,7 +117,7 @@ def test_simulated_accelerator(leaf: Any, properties: Any, kind: str, arch: str,
     assert (device.kind, device.arch(), device.platform()) == (kind, arch, platform)
     identity = device.identity()
     assert (identity.kind, identity.name, identity.arch) == (kind, properties["name"], arch)
-    assert identity.identity == "GPU-1234"
+    assert identity.identity == {"cuda": "GPU-1234", "rocm": "0000:03:00.0", "xpu": "GPU-1234"}[kind]
     limits = device.limits()
     assert limits.shared_bytes == shared
     assert limits.resident_blocks >= limits.units > 0
@@ -141,10 +141,14 @@ def test_simulated_accelerator(leaf: Any, properties: Any, kind: str, arch: str,
     assert module.log.count("join") == 2
 
 
-def test_pci_address_where_there_is_no_uuid_and_no_graphs_where_torch_has_none() -> None:
+def test_an_intel_card_is_named_by_the_address_in_its_uuid() -> None:
+    module = Simulated(**XPU)
+    module.properties.uuid = "868011e2-0000-0000-8300-000000000000"
+    assert XpuDevice(0, module).identity().identity == "0000:83:00.0"
+
+
+def test_no_graphs_where_torch_has_none() -> None:
     module = Simulated(**ROCM)
-    module.properties.uuid = None
-    assert RocmDevice(0, module).identity().identity == "00000000:03:00.0"
     del module.CUDAGraph
     module.CUDAGraph = None
     assert RocmDevice(0, module).capture(lambda: None) is None
