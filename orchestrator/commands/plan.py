@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.commands._load import Settings
+
 __all__ = ["register"]
 
 
@@ -20,6 +22,7 @@ def plan(
     only: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Only matching cells, and what they need.")
     ] = None,
+    settings: Settings = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan record.")] = False,
 ) -> None:
     """Print the cells of a matrix with their ids, pools, reasons and estimates. Nothing is run."""
@@ -28,7 +31,7 @@ def plan(
     from orchestrator.commands._output import emit_json, say, table
     from orchestrator.scheduler.progress import duration
 
-    planned, _ = load_plan(matrix, only or ())
+    planned, _ = load_plan(matrix, only or (), settings or ())
     if as_json:
         emit_json(to_json(planned))
         return

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from orchestrator.commands._load import Settings
 
 if TYPE_CHECKING:
     from moegate.records import Plan
@@ -28,6 +31,7 @@ def run(
         list[str] | None, typer.Option(metavar="GLOB", help="Only matching cells, and what they need.")
     ] = None,
     isolation: Annotated[str | None, typer.Option(metavar="auto|docker|process", help="Overrides the pools.")] = None,
+    settings: Settings = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the gate's result as JSON.")] = False,
 ) -> None:
     """Plan a matrix, run its cells, compare the arms, gate, and write the reports."""
@@ -40,7 +44,7 @@ def run(
 
     if isolation is not None and isolation not in MODES:
         raise UsageError(f"{isolation!r} is not an isolation", field="--isolation", fix=f"one of {', '.join(MODES)}")
-    plan, root = load_plan(matrix, only or ())
+    plan, root = load_plan(matrix, only or (), settings or ())
     for warning in plan.warnings:
         say(f"note: {warning}")
     path = out or (newest(RUNS, plan.name) if resume else _fresh(RUNS, plan.name))
@@ -49,7 +53,9 @@ def run(
             f"there is no run of {plan.name} in {RUNS}/", field="--resume", fix="name its folder with --out"
         )
     session = execute(plan, path.resolve(), resume=resume, root=root, isolation=isolation)
-    again = f"orchestrator run {matrix} --resume --out {path}"
+    again = shlex.join(
+        ["orchestrator", "run", str(matrix), *(f"--set={s}" for s in settings or ()), "--resume", f"--out={path}"]
+    )
     if session.interrupted is not None:
         say(f"{session.stop_reason}; what was finished is kept. Go on with: {again}")
         raise typer.Exit(int(session.interrupted))

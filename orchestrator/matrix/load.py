@@ -16,7 +16,7 @@ from moegate.errors import UsageError
 from orchestrator.cells import KINDS
 from orchestrator.cells.base import CellSpec
 from orchestrator.matrix.schema import MatrixSpec, kind_keys
-from orchestrator.matrix.tree import Mapping_, Node, Scalar, Sequence_, Text, find, parse, plain
+from orchestrator.matrix.tree import Mapping_, Node, Scalar, Sequence_, Text, change, dotted, find, parse, plain
 
 __all__ = ["MAX_CELLS", "Matrix", "Text", "cell_count", "load"]
 
@@ -37,6 +37,7 @@ class Matrix:
     spec: MatrixSpec
     digest: str
     tree: Mapping_
+    settings: tuple[str, ...] = ()
 
     def line(self, place: Sequence[str | int]) -> int:
         """The line of a key or list entry; the nearest line above where the place itself was not written."""
@@ -44,21 +45,27 @@ class Matrix:
 
     def fail(self, place: Sequence[str | int], message: str, fix: str) -> NoReturn:
         """Raise a UsageError about this place of the file."""
-        raise UsageError(message, file=self.path, line=self.line(place), field=_dotted(place), fix=fix)
+        raise UsageError(message, file=self.path, line=self.line(place), field=dotted(place), fix=fix)
 
 
-def load(path: Path) -> Matrix:
+def load(path: Path, settings: Sequence[str] = ()) -> Matrix:
     """Read and check a matrix.
+
+    Args:
+        path: the file.
+        settings: values in place of the file's, as `--set` takes them (`compare.confirm=6`).
 
     Raises:
         UsageError: with file, line, field and what would be right.
     """
     tree = parse(path)
+    for setting in settings:
+        tree = change(tree, path, setting)
     raw = plain(tree)
     _check_kinds(path, tree, raw)
     _inherit(raw)
     spec = _validate(path, tree, raw)
-    matrix = Matrix(path, _root(path), spec, canonical.digest(_texts(tree)), tree)
+    matrix = Matrix(path, _root(path), spec, canonical.digest(_texts(tree)), tree, tuple(settings))
     count = sum(cell_count(cell) for cell in spec.cells)
     if count > MAX_CELLS:
         matrix.fail(("cells",), f"multiplies to {count} cells", f"at most {MAX_CELLS}; name fewer values per axis")
@@ -101,13 +108,13 @@ def _check_kinds(path: Path, tree: Mapping_, raw: Any) -> None:
         line = _line(tree, place)
         if not isinstance(cell, dict):
             raise UsageError(
-                "must be a mapping with a kind", file=path, line=line, field=_dotted(place), fix="write `- kind: serve`"
+                "must be a mapping with a kind", file=path, line=line, field=dotted(place), fix="write `- kind: serve`"
             )
         kind = cell.get("kind")
         if not isinstance(kind, str) or str(kind) not in KINDS:
             what = "has no kind" if kind is None else f"{str(kind)[:80]!r} is not a kind of cell"
             raise UsageError(
-                what, file=path, line=_line(tree, (*place, "kind")), field=_dotted((*place, "kind")),
+                what, file=path, line=_line(tree, (*place, "kind")), field=dotted((*place, "kind")),
                 fix=f"one of {', '.join(KINDS)}{_near(str(kind), KINDS)}",
             )  # fmt: skip
 
@@ -137,7 +144,7 @@ def _validate(path: Path, tree: Mapping_, raw: Any) -> MatrixSpec:
         message + (f"; {more} more after it" if more else ""),
         file=path,
         line=line,
-        field=_dotted(place) or None,
+        field=dotted(place) or None,
         fix=fix,
     )
 
@@ -180,13 +187,6 @@ def _line(tree: Mapping_, place: Sequence[str | int]) -> int:
         else:
             break
     return line
-
-
-def _dotted(place: Sequence[str | int]) -> str:
-    text = ""
-    for step in place:
-        text += f"[{step}]" if isinstance(step, int) else (f".{step}" if text else str(step))
-    return text
 
 
 def _say(problem: Any, place: Place) -> tuple[str, str | None]:

@@ -8,6 +8,7 @@ they multiply.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from moegate.errors import UsageError
 
-__all__ = ["MAX_BYTES", "Mapping_", "Node", "Scalar", "Sequence_", "find", "parse", "plain"]
+__all__ = ["MAX_BYTES", "Mapping_", "Node", "Scalar", "Sequence_", "change", "dotted", "find", "parse", "plain"]
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 24
@@ -95,7 +96,17 @@ def parse(path: Path) -> Mapping_:
     Raises:
         UsageError: with the file, the line and what would be right.
     """
-    text = _read(path)
+    root = _nodes(path, _read(path))
+    if root is None:
+        raise UsageError("is empty", file=path, line=1, fix="start with `schema: 1` and `name: ...`")
+    if not isinstance(root, Mapping_):
+        raise UsageError(
+            "the top level must be a mapping of keys", file=path, line=root.line, fix="start with `schema: 1`"
+        )
+    return root
+
+
+def _nodes(path: Path, text: str) -> Node | None:
     builder = _Builder(path)
     import yaml
 
@@ -112,13 +123,57 @@ def parse(path: Path) -> Mapping_:
         raise UsageError(
             f"character {error.character!r} is not allowed in YAML", file=path, line=line, fix="remove it"
         ) from None
-    if builder.root is None:
-        raise UsageError("is empty", file=path, line=1, fix="start with `schema: 1` and `name: ...`")
-    if not isinstance(builder.root, Mapping_):
-        raise UsageError(
-            "the top level must be a mapping of keys", file=path, line=builder.root.line, fix="start with `schema: 1`"
-        )
     return builder.root
+
+
+_STEP = re.compile(r"([^.\[\]]+)|\[([0-9]+)\]")
+
+
+def change(tree: Mapping_, path: Path, setting: str) -> Mapping_:
+    """Return the tree with one value replaced or added: `cells[2].load.requests=8`, as error messages name places.
+
+    Raises:
+        UsageError: the place is not one of this tree, or the value is not YAML.
+    """
+    key, mark, text = setting.partition("=")
+    steps = [int(number) if number else name for name, number in _STEP.findall(key)]
+    if not mark or not steps or dotted(steps) != key:
+        raise UsageError(f"{setting[:80]!r} is not PLACE=VALUE", field="--set", fix="such as cells[2].load.requests=8")
+    try:
+        value = _nodes(path, text)
+    except UsageError as error:
+        raise UsageError(f"{key}: {error.message}", field="--set", fix="a value as the matrix would hold it") from None
+    if value is None:
+        raise UsageError(f"{key} has no value", field="--set", fix=f"write {key}=VALUE")
+    found = _with(tree, steps, value)
+    if not isinstance(found, Mapping_):
+        raise UsageError(f"there is no {key} in {path}", field="--set", fix="a place as error messages name it")
+    return found
+
+
+def _with(node: Node | None, steps: Sequence[str | int], value: Node) -> Node | None:
+    """A copy of the node, down to the place; None where a step leads nowhere. Aliases elsewhere keep what they hold."""
+    if not steps:
+        return value
+    step, rest = steps[0], steps[1:]
+    if isinstance(node, Mapping_):
+        name = str(step)
+        inner = _with(node.items.get(name), rest, value)
+        lines = {**node.lines, name: node.lines.get(name, node.line)}
+        return None if inner is None else Mapping_(node.line, {**node.items, name: inner}, lines, node.size)
+    if isinstance(node, Sequence_) and isinstance(step, int) and step < len(node.items):
+        inner = _with(node.items[step], rest, value)
+        items = [inner if index == step else item for index, item in enumerate(node.items)]
+        return None if inner is None else Sequence_(node.line, [item for item in items if item is not None], node.size)
+    return None
+
+
+def dotted(place: Sequence[str | int]) -> str:
+    """A place as messages name it: `cells[2].load.requests`."""
+    text = ""
+    for step in place:
+        text += f"[{step}]" if isinstance(step, int) else (f".{step}" if text else str(step))
+    return text
 
 
 def _events(events: Any) -> Iterator[Any]:

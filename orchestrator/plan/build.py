@@ -56,7 +56,8 @@ def build(matrix: Matrix, *, only: Iterable[str] = (), history: History | None =
         gate=policy,
         seed=matrix.spec.seed,
     )
-    return replace(plan, warnings=warnings(plan))
+    changed = [f"not as {matrix.path.name} says: {setting}" for setting in matrix.settings]
+    return replace(plan, warnings=(*changed, *warnings(plan)))
 
 
 def cell_id(kind: str, axes: dict[str, Any], arms: tuple[str, ...]) -> str:
