@@ -44,6 +44,7 @@ def launch(
     ep: Annotated[int, typer.Option(help="expert-parallel devices")] = 1,
     slots: Annotated[int, typer.Option(help="sequences at once (0: the engine's choice)")] = 0,
     length: Annotated[int, typer.Option(help="positions of one sequence (0: the engine's choice)")] = 0,
+    memory_share: Annotated[float, typer.Option(help="part of the device's memory that it may plan with")] = 1.0,
     record_routing: Annotated[Path | None, typer.Option(help="keep expert choices there (moegate engine)")] = None,
     server_log: Annotated[Path | None, typer.Option(help="keep the server's output there")] = None,
     announce: Annotated[Path | None, typer.Option(help="written when ready, for `serving bench --launch`")] = None,
@@ -59,13 +60,15 @@ def launch(
     from serving import engines
     from serving.launch import launch as run
 
+    if not 0 < memory_share <= 1:
+        raise UsageError(f"is {memory_share:g}", field="memory-share", fix="more than 0, at most 1")
     if graph not in ("eager", "full"):
         raise UsageError(f"is {graph!r}", field="graph", fix="eager or full")
     spec = engines.Spec(
         model=_model(model), weights=_folder(weights), dtype=_DTYPES.get(dtype, dtype), backend=moe_runner_backend,
         graph="full" if graph == "full" else "eager", configs=_configs(configs), port=port, seed=seed, tp=tp, ep=ep,
-        slots=slots, length=length, record_routing=None if record_routing is None else record_routing.resolve(),
-        extra=tuple(engine_arg or ()),
+        slots=slots, length=length, memory_share=memory_share, extra=tuple(engine_arg or ()),
+        record_routing=None if record_routing is None else record_routing.resolve(),
     )  # fmt: skip
     return run(engines.get(engine), spec, command or (), log=None if server_log is None else server_log.resolve(),
                ready_s=ready_timeout, announce=None if announce is None else announce.resolve())  # fmt: skip
@@ -87,6 +90,8 @@ def bench(
     metric: Annotated[str, typer.Option(help="the primary metric")] = "output_throughput",
     max_lag: Annotated[float, typer.Option(help="event-loop lag in ms that voids the launch")] = 20.0,
     events: Annotated[Path | None, typer.Option(help="per-request log (JSON lines)")] = None,
+    rounds: Annotated[int, typer.Option(help="how often the load is put on; a value per round", min=1)] = 1,
+    turns: Annotated[Path | None, typer.Option(help="folder of marks: wait there for each round's turn")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="print the metrics as one JSON document")] = False,
 ) -> int:
     """Put a load on a server and measure it.
@@ -107,7 +112,7 @@ def bench(
                         concurrency, rate, model.room)  # fmt: skip
     measured = run(
         Target(launched.base_url, model.name), workload, lambda: engine.account(launched), warm_up=warm_up,
-        primary=metric, limits=Limits(lag_ms=max_lag), events=events,
+        primary=metric, limits=Limits(lag_ms=max_lag), events=events, rounds=rounds, turns=turns,
     )  # fmt: skip
     write(out, measured)
     detail = measured.launches[0].detail

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from moegate.turns import FOLDER, ROUNDS
 from orchestrator.cells.base import Axis, CellSpec, Command, Engine, Graph, Kind, Work, one_launch
 from orchestrator.scalars import Backend, Bool, Many, Name, Natural, Rate, Whole, fail
 
@@ -83,8 +84,12 @@ def _command(work: Work) -> Command:
     load: dict[str, Any] = work.cell.axes["load"]
     client = [*work.programs["serving"], "bench", f"--requests={load['requests']}"]
     client.append(f"--concurrency={load['concurrency']}" if load.get("concurrency") else f"--rate={load['rate']}")
+    argv = server(work)
+    if work.cell.axes.get("residency") == "both":
+        argv.append("--memory-share=0.5")
+        client += [f"--rounds={ROUNDS}", f"--turns={work.folder / FOLDER}"]
     client += [f"--input={load['input']}", f"--output={load['output']}", f"--seed={load['seed']}", f"--out={work.out}"]
-    return Command((*server(work), "--", *client), reads=reads(work), network="loopback")
+    return Command((*argv, "--", *client), reads=reads(work), network="loopback")
 
 
 KIND = Kind(

@@ -9,7 +9,7 @@ __all__ = ["warnings"]
 
 def warnings(plan: Plan) -> tuple[str, ...]:
     """Return one line per thing that will limit what the run can show."""
-    found = [*_undetectable(plan), *_interpreter(plan), *_budget(plan), *_resident(plan)]
+    found = [*_undetectable(plan), *_interpreter(plan), *_budget(plan)]
     return tuple(found)
 
 
@@ -49,10 +49,3 @@ def _budget(plan: Plan) -> list[str]:
     return [
         f"about {total / 60:.0f} min of work for a budget of {plan.gate.budget_s / 60:.0f} min: cells may be cut off"
     ]
-
-
-def _resident(plan: Plan) -> list[str]:
-    cells = [cell.label for cell in plan.cells if cell.axes.get("residency") == "both"]
-    if not cells:
-        return []
-    return [f"residency: both is not offered by runs yet: {len(cells)} cells ({cells[0]}) start one server at a time"]

@@ -12,7 +12,6 @@ import shutil
 import stat
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,22 @@ from moegate.devices import normalise
 from moegate.errors import InfraError, UsageError
 from moegate.records import DeviceIdentity, Launch, Measurement
 from moegate.stats import Rules, Turn, next_stage, turns
-from orchestrator.cells import KINDS, Kind, Work, wrong_proof
+from orchestrator.cells import KINDS, Kind, Work, wrong_kernels, wrong_proof
 from orchestrator.cells.tune import OUTPUT
 from orchestrator.pools.isolation import LaunchResult, LaunchSpec
 from orchestrator.scheduler import classify
 from orchestrator.scheduler.classify import Ending
+from orchestrator.scheduler.installing import environments
 from orchestrator.scheduler.job import AttemptDone, AttemptJob
 from orchestrator.scheduler.keys import host_fingerprint
+from orchestrator.scheduler.logs import heading, keep_logs
 from orchestrator.scheduler.ratios import log_ratio
+from orchestrator.scheduler.resident import alone, explained, is_resident, run_together
+from orchestrator.sources import Environment
 
 __all__ = ["run_attempt"]
 
+OWN = "moegate"  # its name among the versions of a measurement
 MAX_RESULT_BYTES = 32 << 20
 MAX_OUTPUT_BYTES = 256 << 20
 _FULL_BYTES = 256 << 10
@@ -67,7 +71,9 @@ def run_attempt(job: AttemptJob) -> AttemptDone:
         _blame_the_disk(job, attempt)
         attempt.finish_failed()
     except InfraError as error:
-        done.state, done.reason, done.retry = "INFRA_ERROR", str(error), True
+        cancelled = job.cancel.is_set()
+        done.state, done.reason = "CANCELLED" if cancelled else "INFRA_ERROR", str(error)
+        done.retry = not cancelled
     except OSError as error:
         raise InfraError(f"{job.folder}: {error.strerror or error}") from error
     done.wall_s = round(time.monotonic() - began, 3)
@@ -99,7 +105,7 @@ class _Attempt:
         self.done = AttemptDone("FAILED")
         self.measurements: list[Measurement] = []
         self.pairs: dict[int, list[Launch]] = {}
-        self.warnings: list[str] = []
+        self.sources: dict[str, Environment] = {}
         self._number = 0
 
     # Which launches
@@ -107,6 +113,7 @@ class _Attempt:
     def launches(self) -> None:
         """Run the launches that the kind and the stage ask for."""
         cell = self.job.cell
+        self.sources = environments(self.job)
         if not self.kind.arms:
             self.measurements.append(self._launch(None, None))
         elif self.kind.paired:
@@ -143,12 +150,31 @@ class _Attempt:
         return next_stage(self.job.screen, ratios, rules).stage == "done"
 
     def _pair(self, first: Turn, second: Turn, arms: tuple[str, str]) -> float | str:
-        both: list[Launch] = []
-        for turn in (first, second):
-            measurement = self._launch(turn.arm, turn)
-            self.measurements.append(measurement)
-            both += measurement.launches
-        return log_ratio(both, arms, self.job.metric)
+        if is_resident(self.job.cell):
+            found = self._together((first, second))
+        else:
+            found = [self._launch(turn.arm, turn) for turn in (first, second)]
+        self.measurements += found
+        return log_ratio([launch for measurement in found for launch in measurement.launches], arms, self.job.metric)
+
+    def _together(self, both: tuple[Turn, Turn]) -> list[Measurement]:
+        """The two launches of a pair, up at the same time, with loads in turn."""
+        job = self.job
+        prepared = [self._prepare(turn.arm, turn) for turn in both]
+        ended = run_together(job.isolation, [spec for _, spec in prepared], job.cancel)
+        for (_, spec), turn, end in zip(prepared, both, ended, strict=True):
+            heading(job.folder / "stderr.log", spec.number, turn)
+            keep_logs(spec, job.folder)
+            self.done.commands.append(end.result.command or spec.argv)
+        # What ended first is why the other was stopped.
+        found = {}
+        for index in sorted(range(len(ended)), key=lambda i: ended[i].place):
+            work, spec = prepared[index]
+            try:
+                found[index] = self._believe(work, spec, ended[index].result)
+            except _Over as over:
+                raise _Over(explained(over.ending, job.cancel.is_set())) from None
+        return [self._place(found[index], turn) for index, turn in enumerate(both)]
 
     def _say_pair(self, number: int, found: float | str, have: int, wanted: int) -> None:
         what = f"{100 * math.expm1(found):+.1f} %" if isinstance(found, float) else f"void: {found}"
@@ -158,6 +184,15 @@ class _Attempt:
 
     def _launch(self, arm: str | None, turn: Turn | None) -> Measurement:
         """Run one launch and return its measurement, with arm, pair, order and stage filled in."""
+        work, spec = self._prepare(arm, turn)
+        heading(spec.stderr, spec.number, turn)
+        result = self.job.isolation.run(spec, on_start=lambda kind, ident: None, cancel=self.job.cancel)
+        self.done.commands.append(result.command or spec.argv)
+        measurement = self._believe(work, spec, result)
+        return self._place(measurement, turn)
+
+    def _prepare(self, arm: str | None, turn: Turn | None) -> tuple[Work, LaunchSpec]:
+        """Make one launch's folder and command, and write it into the journal."""
         job = self.job
         if job.cancel.is_set():
             raise _Over(Ending("CANCELLED", "stopped on request"))
@@ -178,16 +213,13 @@ class _Attempt:
         )
         spec = self._spec(work, number)
         job.before_launch(number, turn)
-        _heading(spec, number, turn)
-        result = job.isolation.run(spec, on_start=lambda kind, ident: None, cancel=job.cancel)
-        self.done.commands.append(result.command or spec.argv)
-        measurement = self._believe(work, spec, result)
-        return self._place(measurement, turn)
+        return work, spec if not is_resident(job.cell) else alone(spec)
 
     def _spec(self, work: Work, number: int) -> LaunchSpec:
         job = self.job
         command = self.kind.command(work)
         env = {**(job.image.env if job.image else {}), **(work.arm.env if work.arm else {})}
+        source = self.sources.get(work.arm.name) if work.arm else None
         to_file = self.kind.collect is not None
         return LaunchSpec(
             run=job.run,
@@ -201,8 +233,9 @@ class _Attempt:
             timeout_s=job.cell.timeout_s,
             slot=job.slot,
             env=env,
-            reads=command.reads,
+            reads=command.reads if source is None else (*command.reads, source.root),
             image=job.image,
+            python=None if source is None else source.python,
             network=command.network,
             interpret=job.slot.device.identity.kind == "cpu" and not self.kind.host,
         )
@@ -250,7 +283,7 @@ class _Attempt:
                 raise _Over(Ending("FAILED", f"declared output {name[:100]!r} is missing or differs"))
         wrong = self._wrong_device(measurement)
         if wrong is None and self.kind.arms:
-            wrong = wrong_proof(work, measurement)
+            wrong = wrong_proof(work, measurement) or self._wrong_source(work, measurement)
         if wrong is not None:
             # Trying again would measure the same wrong thing; a person has to look.
             raise _Over(Ending("INFRA_ERROR", f"proof: {wrong}", retry=False))
@@ -272,6 +305,10 @@ class _Attempt:
                 return f"asked for {mine.name}, the launch ran on {device.name}"
         return None
 
+    def _wrong_source(self, work: Work, measurement: Measurement) -> str | None:
+        source = self.sources.get(work.arm.name) if work.arm else None
+        return None if source is None else wrong_kernels(source.sha, source.kernel_hash, measurement)
+
     def _place(self, measurement: Measurement, turn: Turn | None) -> Measurement:
         """Fill in what only the scheduler knows, and name a CPU by its slot."""
         launches = tuple(
@@ -282,10 +319,15 @@ class _Attempt:
                 pair=turn.pair if turn else None,
                 order=turn.order if turn else None,
                 stage=self.job.stage if turn and self.job.stage != "only" else None,
+                detail=self._detail(launch, turn),
             )
             for launch in measurement.launches
         )
         return replace(measurement, launches=launches, device=self._device(measurement.device))
+
+    def _detail(self, launch: Launch, turn: Turn | None) -> dict[str, Any]:
+        source = self.sources.get(turn.arm) if turn else None
+        return launch.detail if source is None else {**launch.detail, "source": source.sha}
 
     def _device(self, device: DeviceIdentity) -> DeviceIdentity:
         if device.kind != "cpu":
@@ -357,6 +399,7 @@ def merge(job: AttemptJob, measurements: list[Measurement]) -> Measurement:
     }
     return replace(
         first,
+        environment=first.environment | _own_versions(measurements),
         work=work,
         launches=tuple(launch for measurement in measurements for launch in measurement.launches),
         cases=tuple(case for measurement in measurements for case in measurement.cases),
@@ -364,6 +407,12 @@ def merge(job: AttemptJob, measurements: list[Measurement]) -> Measurement:
         interpreter=any(measurement.interpreter for measurement in measurements),
         detail=detail,
     )
+
+
+def _own_versions(measurements: list[Measurement]) -> dict[str, str]:
+    """Our own version; both where the arms run different commits, whichever of them came first."""
+    found = sorted({m.environment[OWN] for m in measurements if OWN in m.environment})
+    return {OWN: " | ".join(found)} if found else {}
 
 
 def _plain_file(path: Path) -> None:
@@ -374,12 +423,3 @@ def _plain_file(path: Path) -> None:
         raise UsageError("no result was written", file=path) from None
     if not stat.S_ISREG(mode):
         raise UsageError("the result is not a plain file", file=path)
-
-
-def _heading(spec: LaunchSpec, number: int, turn: Turn | None) -> None:
-    """One line in the log before each launch of several, so that a reader knows which one is speaking."""
-    if turn is None:
-        return
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    with spec.stderr.open("a", encoding="utf-8") as stream:
-        stream.write(f"== launch {number}: arm {turn.arm}, pair {turn.pair + 1}, {now} ==\n")

@@ -31,6 +31,8 @@ class MoegateEngine:
                 f"--slots={spec.slots}", f"--length={spec.length}", f"--port={spec.port}",
                 f"--ep-size={spec.ep}", f"--configs={spec.configs or 'none'}",
                 f"--address-file={work / _ADDRESS}"]  # fmt: skip
+        if spec.memory_share < 1:
+            argv.append(f"--memory-share={spec.memory_share:g}")
         if spec.record_routing is not None:
             argv.append(f"--record-routing={spec.record_routing}")
         return Command((*argv, *spec.extra))

@@ -24,7 +24,8 @@ class Spec:
 
     `model` is a folder with a config.json, or that file. `weights` is `random` or a folder. `configs` is a folder of
     tuned configs, or None for an empty tree. `port` 0 is any free one. `slots` and `length` 0 leave the choice to the
-    engine. `extra` goes to the engine's command line as it is.
+    engine. `memory_share` is the part of a device's memory that this server may plan with: less than 1 where others
+    stay on the device. `extra` goes to the engine's command line as it is.
     """
 
     model: Path
@@ -39,6 +40,7 @@ class Spec:
     ep: int = 1
     slots: int = 0
     length: int = 0
+    memory_share: float = 1.0
     record_routing: Path | None = None
     extra: tuple[str, ...] = ()
 

@@ -25,6 +25,7 @@ SOURCES = (
     "srt/layers/moe/moe_runner/triton_utils/fused_moe.py",
     "srt/layers/moe/moe_runner/triton_utils/fused_moe_triton_config.py",
 )
+_STATIC_SHARE = 0.88  # of a device's memory for weights and cache, where it has the device for itself
 PACKAGES = ("sglang", "torch", "sglang-kernel")
 
 _LINE = re.compile(
@@ -58,6 +59,8 @@ class SglangEngine:
             argv += ["--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled"]
         if spec.slots:
             argv += ["--max-running-requests", str(spec.slots)]
+        if spec.memory_share < 1:
+            argv += ["--mem-fraction-static", f"{_STATIC_SHARE * spec.memory_share:.3f}"]
         if spec.length:
             argv += ["--context-length", str(spec.length)]
         env = {"SGLANG_MOE_CONFIG_DIR": str(_config_dir(spec, work)), "HF_HUB_OFFLINE": "1"}

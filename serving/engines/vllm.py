@@ -26,6 +26,7 @@ __all__ = ["VllmEngine", "lookups"]
 OP = "fused_experts"
 SOURCES = ("model_executor/layers/fused_moe/fused_moe.py",)
 PACKAGES = ("vllm", "torch")
+_UTILISATION = 0.9  # vLLM's own default, of a device that it has for itself
 
 _USED = re.compile(r"Using configuration from (.+?\.json) for MoE layer")
 _DEFAULT = re.compile(r"Using default MoE config\.[^\n]*?(?:Config file not found at|tried:) ?\[?'?([^\n]+?\.json)")
@@ -53,6 +54,8 @@ class VllmEngine:
             argv += ["--enforce-eager"]
         if spec.slots:
             argv += ["--max-num-seqs", str(spec.slots)]
+        if spec.memory_share < 1:
+            argv += ["--gpu-memory-utilization", f"{_UTILISATION * spec.memory_share:.3f}"]
         if spec.length:
             argv += ["--max-model-len", str(spec.length)]
         env = {"VLLM_TUNED_CONFIG_FOLDER": str(_flat_folder(spec, work)), "HF_HUB_OFFLINE": "1"}

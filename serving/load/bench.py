@@ -7,8 +7,8 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,18 @@ import aiohttp
 
 from moegate.errors import InfraError, UsageError
 from moegate.paths import write_atomic
-from moegate.records import Launch, Measurement
+from moegate.records import Launch, Measurement, Samples
+from moegate.turns import END, READY, Marks, done, go
 from serving.account import Account
 from serving.load.client import Target
 from serving.load.drive import Run, drive
 from serving.load.metrics import METRICS, percentile, samples, series, summary
 from serving.load.workload import Workload
 
-__all__ = ["Limits", "Model", "bench", "find_model", "measurement", "void_reason"]
+__all__ = ["Limits", "Model", "bench", "find_model", "measurement", "merged", "void_reason"]
 
 PRIMARY = "output_throughput"
+_OF_A_ROUND = ("duration", "output_throughput", "median_tpot_ms", "client")
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ def bench(
     primary: str = PRIMARY,
     limits: Limits | None = None,
     events: Path | None = None,
+    rounds: int = 1,
+    turns: Path | None = None,
 ) -> Measurement:
     """Run the load and return the Measurement of one launch.
 
@@ -90,6 +94,8 @@ def bench(
         primary: the metric that the gate reads.
         limits: when a lagging client voids the launch.
         events: JSONL file for the per-request log.
+        rounds: how often the whole load is put on; a launch's values are one per round.
+        turns: folder of `moegate.turns` marks; each round waits there for its turn, so that launches can alternate.
     """
     if primary not in {metric.name for metric in METRICS}:
         raise UsageError(f"unknown metric {primary!r}", field="metric", fix=", ".join(m.name for m in METRICS))
@@ -97,12 +103,61 @@ def bench(
     parallel = max(least, warm_up or least)
     started = datetime.now(UTC).isoformat(timespec="milliseconds")
     began = time.perf_counter()
-    run = asyncio.run(drive(target, workload, parallel))
-    wall = time.perf_counter() - began
+    marks = None if turns is None else Marks(turns)
+    runs = [_round(target, workload, parallel, marks, number) for number in range(rounds)]
     if events is not None:
-        write_event_log(events, run)
-    return measurement(run, workload, account(), started=started, wall_s=wall, primary=primary,
-                       limits=limits or Limits())  # fmt: skip
+        write_event_log(events, runs)
+    if marks is not None:
+        marks.wait(END)  # a partner may still be measured: asking a server for its account is work too
+    about, wall = account(), time.perf_counter() - began
+    chosen = limits or Limits()
+    return merged([measurement(run, workload, about, started=started, wall_s=wall, primary=primary, limits=chosen)
+                   for run in runs])  # fmt: skip
+
+
+def _round(target: Target, workload: Workload, parallel: int, marks: Marks | None, number: int) -> Run:
+    """One load, warm-up included, when it is its turn."""
+    if marks is not None:
+        if number == 0:
+            marks.set(READY)
+        marks.wait(go(number))
+    run = asyncio.run(drive(target, workload, parallel))
+    if marks is not None:
+        marks.set(done(number))
+    return run
+
+
+def merged(rounds: Sequence[Measurement]) -> Measurement:
+    """One measurement of one launch from those of its rounds: a value per round, medians in `detail`, all voids."""
+    first = rounds[0]
+    if len(rounds) == 1:
+        return first
+    launches = [measured.launches[0] for measured in rounds]
+    names = {name for launch in launches for name, value in launch.detail.items() if isinstance(value, int | float)}
+    numbers = {name: [float(launch.detail.get(name, math.nan)) for launch in launches] for name in sorted(names)}
+    detail = {
+        **launches[0].detail,
+        **{name: statistics.median(values) for name, values in numbers.items()
+           if all(map(math.isfinite, values))},
+        "completed": int(sum(numbers["completed"])),
+        "errors": sorted({error for launch in launches for error in launch.detail["errors"]})[:5],
+        "rounds": [{name: launch.detail[name] for name in _OF_A_ROUND if name in launch.detail} for launch in launches],
+    }  # fmt: skip
+    void = next((launch.void_reason for launch in launches if launch.void_reason), None)
+    whole = [launch.samples for launch in launches]
+    values = () if not all(whole) else tuple(
+        Samples(one.metric, one.unit, one.better, tuple(v for other in whole for s in other if s.metric == one.metric
+                                                        for v in s.values), one.primary)
+        for one in whole[0]
+    )  # fmt: skip
+    failed = next((measured for measured in rounds if measured.status != "ok"), None)
+    return replace(
+        first,
+        status="ok" if failed is None else "failed",
+        work={"requests": sum(measured.work["requests"] for measured in rounds)},
+        launches=(replace(launches[0], samples=values, void_reason=void, detail=detail),),
+        failure=None if failed is None else failed.failure,
+    )
 
 
 def measurement(
@@ -187,12 +242,12 @@ def void_reason(run: Run, numbers: dict[str, float], client: dict[str, float], l
     return None
 
 
-def write_event_log(path: Path, run: Run) -> None:
-    """Write one JSON line per request, times in seconds from the start of the window."""
+def write_event_log(path: Path, runs: Sequence[Run]) -> None:
+    """Write one JSON line per request, times in seconds from the start of its round's window."""
     lines = []
-    for phase, events in (("warm-up", run.warm_up), ("load", run.events)):
-        for event in events:
-            row = asdict(event) | {"phase": phase}
+    for number, run in enumerate(runs):
+        for phase, event in [*(("warm-up", e) for e in run.warm_up), *(("load", e) for e in run.events)]:
+            row = asdict(event) | {"phase": phase, "round": number}
             row["sent"] = round(event.sent - run.began, 6)
             row["scheduled"] = None if event.scheduled is None else round(event.scheduled - run.began, 6)
             row["arrivals"] = [round(stamp - run.began, 6) for stamp in event.arrivals]

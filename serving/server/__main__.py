@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -38,6 +39,16 @@ def _from(low: int, high: int) -> Callable[[str], int]:
     return read
 
 
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not more than 0 and at most 1")
+    return value
+
+
 def parser() -> argparse.ArgumentParser:
     """The options. `--configs` without a value of its own follows MOEGATE_CONFIG_DIR, then the configs that we ship."""
     options = argparse.ArgumentParser("serving.server", description=__doc__)
@@ -68,6 +79,7 @@ def parser() -> argparse.ArgumentParser:
         help="deterministic: same bits whatever the rank",
     )
     add("--ep-parts", type=int, default=1, help="2: rows of one half travel while the experts work on the other")
+    add("--memory-share", type=_share, default=1.0, help="part of the device's memory that it may plan with")
     add("--max-queue", type=_from(0, 1 << 24), default=256, help="requests that may wait; more get a 503")
     add("--served-model-name", help="name in /v1/models (default: the model folder's)")
     add("--port", type=_from(0, 65535), default=0, help="0: any free port")

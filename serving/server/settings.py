@@ -19,7 +19,7 @@ class Settings:
     `configs` is a folder, or None for the empty tree. `weights` is `random` or a folder. `slots` 0 and `length` 0 are
     chosen by the worker: from the device's kind, and from the model. `record` is where expert choices go. `ep_size` is
     the number of processes (on a GPU machine: devices) that share the experts, `ep_parts` how many dispatches a layer's
-    rows travel in.
+    rows travel in. `memory_share` is the part of the device's memory that weights and cache may take.
     """
 
     model: str
@@ -38,6 +38,7 @@ class Settings:
     ep_size: int = 1
     ep_mode: EpMode = "fast"
     ep_parts: int = 1
+    memory_share: float = 1.0
 
     @property
     def config_root(self) -> Path | None:

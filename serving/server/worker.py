@@ -17,6 +17,7 @@ from typing import Any
 
 from moegate.errors import MoegateError, UsageError
 from moegate.exits import Exit
+from moegate.version import own_version
 from serving.lifeline import die_with_parent, resident_bytes
 from serving.server.channel import Channel, Message
 from serving.server.settings import Settings
@@ -38,6 +39,7 @@ class Worker:
         from serving.server.batcher import Batcher
         from serving.server.decoder import Decoder
         from serving.server.experts import Experts
+        from serving.server.fit import ensure_fits, ensure_length
         from serving.server.kvcache import KvCache
         from serving.server.recorder import Recorder
         from serving.server.spec import read_spec
@@ -52,7 +54,10 @@ class Worker:
         dtype = _dtype(settings.dtype, self.spec.dtype)
         where = self.live.torch_device()
         slots = settings.slots or _SLOTS.get(self.live.kind, 128)
-        length = min(settings.length or _MAX_LENGTH, self.spec.max_positions)
+        ensure_length(self.spec, settings.length)
+        length = settings.length or min(_MAX_LENGTH, self.spec.max_positions)
+        ensure_fits(self.spec, self.live, slots=slots, length=length, item=dtype.itemsize, ep=settings.ep_size,
+                    share=settings.memory_share)  # fmt: skip
         self.experts = Experts(
             self.spec, dtype, self.live, settings.backend, settings.config_root, settings.ep_size
         )  # fmt: skip
@@ -117,7 +122,12 @@ class Worker:
         return {
             "proof": to_json(self.experts.proof()),
             "device": to_json(self.live.identity()),
-            "versions": {"python": platform.python_version(), "torch": caps.torch or "", "triton": caps.triton or ""},
+            "versions": {
+                "moegate": own_version(),
+                "python": platform.python_version(),
+                "torch": caps.torch or "",
+                "triton": caps.triton or "",
+            },
             "environment": _code_generation(),
             "interpreter": caps.interpreter,
             "batch_sizes": {str(m): n for m, n in sorted(self.batcher.sizes.items())},

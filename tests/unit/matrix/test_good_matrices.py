@@ -95,11 +95,15 @@ def test_aliases_are_read_as_what_they_stand_for(repository, good):
     assert planned(path).cells == planned(repository / "matrix.yaml").cells
 
 
-def test_an_axis_value_that_runs_do_not_offer_is_said(repository, good):
+def test_residency_is_part_of_a_cell_and_makes_no_further_ones(repository, good):
     path = repository / "matrix.yaml"
-    assert not any("residency" in text for text in planned(path).warnings)
+    swapped = planned(path)
+    assert {cell.axes["residency"] for cell in swapped.cells if cell.kind == "serve"} == {"swap"}
     path.write_text(good.replace("  - kind: serve\n", "  - kind: serve\n    residency: both\n"))
-    assert any("residency: both is not offered" in text for text in planned(path).warnings)
+    resident = planned(path)
+    assert {cell.axes["residency"] for cell in resident.cells if cell.kind == "serve"} == {"both"}
+    assert len(resident.cells) == len(swapped.cells)
+    assert resident.warnings == swapped.warnings
 
 
 def test_only_keeps_what_the_chosen_cells_need(repository):

@@ -13,7 +13,7 @@ from moegate.records import DeviceIdentity, Measurement, Proof, from_json, to_js
 from serving.account import Account
 from serving.launch import launched_from
 from serving.load.accuracy import Answer, Sample, read_samples, score
-from serving.load.bench import Limits, measurement, write_event_log
+from serving.load.bench import Limits, measurement, merged, write_event_log
 from serving.load.client import Event
 from serving.load.drive import Run
 from serving.load.metrics import percentile, samples, series, summary
@@ -155,8 +155,25 @@ def test_a_launch_without_a_good_request_failed() -> None:
     assert "boom" in made.failure
 
 
+def test_rounds_of_a_launch_are_its_values_and_one_bad_one_voids_it() -> None:
+    slow = event(0, 10.0, [10.1, 10.9], 5)
+    made = merged([record(GOOD), record(slow)])
+    (launch,) = made.launches
+    assert made.work == {"requests": 2}
+    values = {s.metric: s.values for s in launch.samples}
+    assert values["median_tpot_ms"] == pytest.approx((100.0, 200.0))
+    assert launch.detail["median_tpot_ms"] == pytest.approx(150.0)
+    assert (launch.detail["completed"], len(launch.detail["rounds"]), launch.void_reason) == (2, 2, None)
+    assert merged([record(GOOD)]) == record(GOOD)
+    void = merged([record(GOOD), record(GOOD, lags=(0.9,))])
+    assert "lagged" in (void.launches[0].void_reason or "")
+    failed = merged([record(GOOD), record(event(0, 10.0, [], 0, error="boom"))])
+    assert (failed.status, failed.launches[0].samples) == ("failed", ())
+    assert "boom" in (failed.failure or "")
+
+
 def test_event_log(tmp_path: Path) -> None:
-    write_event_log(tmp_path / "e.jsonl", run(GOOD, warm=(event(0, 9.0, [9.5], 1),)))
+    write_event_log(tmp_path / "e.jsonl", [run(GOOD, warm=(event(0, 9.0, [9.5], 1),))])
     rows = [json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()]
     assert [row["phase"] for row in rows] == ["warm-up", "load"]
     assert rows[1]["arrivals"] == [0.1, 0.5]

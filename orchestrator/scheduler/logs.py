@@ -1,0 +1,28 @@
+"""The logs of an attempt's launches, one after the other in one file."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from moegate.stats import Turn
+from orchestrator.pools.isolation import LaunchSpec
+
+__all__ = ["heading", "keep_logs"]
+
+
+def heading(log: Path, number: int, turn: Turn | None) -> None:
+    """One line in the log before each launch of several, so that a reader knows which one is speaking."""
+    if turn is None:
+        return
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    with log.open("a", encoding="utf-8") as stream:
+        stream.write(f"== launch {number}: arm {turn.arm}, pair {turn.pair + 1}, {now} ==\n")
+
+
+def keep_logs(spec: LaunchSpec, folder: Path) -> None:
+    """Add the logs that a launch had for itself to those of its attempt."""
+    for source in (spec.stdout, spec.stderr):
+        if source.is_file() and not source.is_symlink():
+            with (folder / source.name).open("ab") as kept:
+                kept.write(source.read_bytes())
