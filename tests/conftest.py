@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import sys
+import venv
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from orchestrator.pools import dri
+
+SITE = Path(__file__).with_name("standin") / "site"
 
 DPCTL = """
 class Device:
@@ -85,6 +90,21 @@ class SimulatedHost:
         (folder / name).chmod(0o755)
         if not os.environ["PATH"].startswith(f"{folder}:"):
             self._patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def standin(self, cards: Mapping[str, int]) -> Path:
+        """B60 cards and a Python that has them: `tests/standin/site` before everything that this Python has."""
+        for address, number in cards.items():
+            self.card(address, number)
+        python = self.root / "python"
+        venv.create(python, with_pip=False, symlinks=True)
+        site = next(python.glob("lib/python3*/site-packages"))
+        shutil.copytree(SITE, site, dirs_exist_ok=True)
+        real = [path for path in sys.path if path.endswith("site-packages")]
+        (site / "real.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in real))
+        nodes = self.root / "dev" / "dri"
+        rows = [{"address": name, "node": str(nodes / f"renderD{128 + cards[name]}")} for name in sorted(cards)]
+        (site / "cards.json").write_text(json.dumps(rows))
+        return python / "bin" / "python"
 
     def nvidia(self, count: int) -> None:
         """`count` H200s."""
