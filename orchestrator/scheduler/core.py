@@ -31,6 +31,7 @@ from orchestrator.scheduler.rundir import RunDir
 from orchestrator.scheduler.state import CellHistory, read_cells
 from orchestrator.scheduler.todo import Running, Todo, host_slot
 from orchestrator.scheduler.trees import Trees
+from orchestrator.sources import Sources
 
 __all__ = ["Scheduler"]
 
@@ -51,11 +52,13 @@ class Scheduler:
         rules: Rules,
         progress: Progress,
         trees: Trees,
+        sources: Sources,
         programs: Programs = PROGRAMS,
         retry_pause_s: float = 1.0,
     ) -> None:
         self.plan, self.rundir, self.journal, self.site = plan, rundir, journal, site
-        self.run, self.rules, self.progress, self.trees, self.programs = run, rules, progress, trees, programs
+        self.run, self.rules, self.progress, self.programs = run, rules, progress, programs
+        self.trees, self.sources = trees, sources
         self.cancel = threading.Event()
         self.stop_reason = ""
         self.executed = 0
@@ -272,13 +275,14 @@ class Scheduler:
             model=next((model for model in self.plan.models if model.name == cell.model), None),
             pool=pool,
             image=image,
-            arms={name: self.trees.arm(self._arms[name]) for name in cell.arms},
+            arms={name: self._arms[name] for name in cell.arms},
             trees={name: self.trees.path(self._arms[name], cell) for name in cell.arms},
             rules=self.rules if KINDS[cell.kind].paired else None,
             metric=self.plan.gate.metric.get(cell.kind),
             seed=self.plan.seed,
             screen=running.todo.screen,
             programs=self.programs,
+            sources=self.sources,
             cancel=self.cancel,
             out_of_time=self._out_of_time,
             before_launch=before_launch,
@@ -374,6 +378,7 @@ class Scheduler:
         self.trees.forget(cell.id)
 
     def _finish(self, cell: PlannedCell, state: State, reason: str) -> None:
+        self.rundir.sweep_cell(cell.id, OUTPUT, resumable=cell.kind == "tune" and state != "PASSED")
         self.journal.append("final", cell=cell.id, state=state, reason=reason)
         self._final[cell.id] = state
         self._changed = True

@@ -13,6 +13,7 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,22 @@ class RunDir:
     def configs(self, cell: str) -> Path:
         """The tree that a tune cell wrote."""
         return self.path / "configs" / cell
+
+    def sweep(self) -> None:
+        """Remove files that an orchestrator was writing when it was killed; only for who holds the directory."""
+        _remove_half_written(self.path)
+
+    def sweep_cell(self, cell: str, output: str, *, resumable: bool) -> None:
+        """Remove what attempts of a cell that were cut off left behind, before its end is written.
+
+        output: folder of a launch from which a later attempt can go on; it stays where the cell is `resumable`.
+        """
+        for attempt in self.cell(cell).glob("attempt-*"):
+            _remove_half_written(attempt)
+            shutil.rmtree(attempt / output, ignore_errors=True)  # finished, and yet never published
+            for launch in attempt.glob("launch-*"):
+                if not (resumable and (launch / output).is_dir()):
+                    shutil.rmtree(launch, ignore_errors=True)
 
     def last_attempt(self, cell: str) -> int:
         """The highest attempt number on disk, 0 for none."""
@@ -129,6 +146,11 @@ class RunDir:
             )
         if not os.access(self.path, os.W_OK):
             raise InfraError(f"{self.path}: is not writable")
+
+
+def _remove_half_written(folder: Path) -> None:
+    for path in folder.glob(".*.tmp"):  # what `moegate.paths.write_atomic` makes and renames
+        path.unlink(missing_ok=True)
 
 
 def fresh_id() -> str:

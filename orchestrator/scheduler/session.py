@@ -24,6 +24,7 @@ from orchestrator.scheduler.progress import Progress
 from orchestrator.scheduler.rundir import RunDir, fresh_id
 from orchestrator.scheduler.state import run_id
 from orchestrator.scheduler.trees import Trees
+from orchestrator.sources import Sources
 
 __all__ = ["Session", "execute"]
 
@@ -74,6 +75,7 @@ def execute(
     with rundir.hold():
         if resume:
             plan = _take_over(plan, rundir, progress)
+        rundir.sweep()
         rundir.cancel_file.unlink(missing_ok=True)
         records.write(rundir.plan_file, plan)
         try:
@@ -117,11 +119,12 @@ def _session(
         journal.append("run", run=run, matrix=plan.matrix_digest, version=plan.version, cells=len(plan.cells))
     else:
         journal.append("resume", matrix=plan.matrix_digest, version=plan.version, cells=len(plan.cells))
-    with open_site(plan, isolation=isolation, root=root, logs=rundir.path / "images", say=progress.note) as site:
+    opened = open_site(plan, isolation=isolation, root=root, logs=rundir.path / "images", say=progress.note)
+    with opened as site, Sources(root) as sources:
         _reap(site, run, progress)
         scheduler = Scheduler(
             plan, rundir, journal, site, run=run, rules=rules_of(plan), progress=progress,
-            trees=Trees(rundir, root), programs=programs,
+            trees=Trees(rundir, root), sources=sources, programs=programs,
         )  # fmt: skip
         with _signals(scheduler.stop) as caught:
             try:

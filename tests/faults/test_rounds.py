@@ -1,0 +1,48 @@
+"""Runs that are hit at points and moments that a seed chooses lose nothing, do nothing twice and leave nothing.
+
+`make test-faults-long` plays 500 rounds and sweeps every point; MOEGATE_FAULT_SEED plays a series again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HARNESS = Path(__file__).with_name("harness")
+ROUNDS = int(os.environ.get("MOEGATE_FAULT_ROUNDS", "20"))
+SEED = os.environ.get("MOEGATE_FAULT_SEED", "0")
+LONG = ROUNDS > 20
+
+
+def harness(what: str, *options: str, out: Path) -> dict[str, Any]:
+    argv = [sys.executable, "-P", str(HARNESS), what, f"--seed={SEED}", f"--out={out}", *options]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
+    print(done.stdout)  # the seed, and on a failure which round to play again
+    assert done.returncode == 0, done.stdout
+    report: dict[str, Any] = json.loads(out.read_text())
+    return report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(30 * max(ROUNDS, 20))
+def test_random_faults_and_the_result_is_that_of_an_undisturbed_run(tmp_path: Path) -> None:
+    report = harness("rounds", f"--rounds={ROUNDS}", out=tmp_path / "report.json")
+    assert report["rounds"] == ROUNDS
+    assert report["wrong"] == 0
+    assert report["orchestrators"] >= 3 * ROUNDS
+    assert report["peak_rss_mib"] < 300
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600 if LONG else 300)
+def test_a_kill_and_a_full_disk_at_points_of_every_kind(tmp_path: Path) -> None:
+    report = harness("sweep", f"--every={1 if LONG else 20}", out=tmp_path / "report.json")
+    assert report["wrong"] == 0
+    assert report["points_hit"] == report["rounds"]
+    assert {name.split()[0] for name in report["points"]} == {"kill", "full"}
