@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from moegate.records.card import RunCard
 from moegate.records.codec import from_json, read, to_json, write
-from moegate.records.comparison import CellVerdict, Comparison, Effect, GateReason, GateResult, Interaction
+from moegate.records.comparison import (
+    CellVerdict,
+    Comparison,
+    Divergence,
+    Effect,
+    GateReason,
+    GateResult,
+    Interaction,
+)
 from moegate.records.measurement import Case, ConfigUse, DeviceIdentity, Launch, Measurement, Proof, Samples
 from moegate.records.plan import (
     ArmSpec,
@@ -35,6 +43,7 @@ __all__ = [
     "ConfigTiming",
     "ConfigUse",
     "DeviceIdentity",
+    "Divergence",
     "Effect",
     "GatePolicy",
     "GateReason",

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from moegate.records.plan import CellKind, Family
 
-__all__ = ["CellVerdict", "Comparison", "Effect", "GateReason", "GateResult", "Interaction"]
+__all__ = ["CellVerdict", "Comparison", "Divergence", "Effect", "GateReason", "GateResult", "Interaction"]
 
 Verdict = Literal["improved", "regressed", "equivalent", "inconclusive"]
 
@@ -37,6 +37,37 @@ class Effect:
 
 
 @dataclass(frozen=True)
+class Divergence:
+    """Where two arms' greedy answers to the same samples part.
+
+    `diverged` of `samples` answers differ; `sample` is the one that differs earliest, at `position` (from 0, in
+    `unit`s), where the arms said `baseline` and `candidate` (with their log-probability where it is known).
+    `median_position` is over all that differ. `largest_gap` is the largest difference of log-probabilities while both
+    said the same.
+    """
+
+    samples: int
+    diverged: int
+    unit: Literal["token", "character"] = "token"
+    largest_gap: float | None = None
+    sample: str | None = None
+    position: int | None = None
+    median_position: float | None = None
+    baseline: str = ""
+    candidate: str = ""
+
+    def sentence(self) -> str:
+        """It in words."""
+        gap = "" if self.largest_gap is None else f"; log-probabilities differ by at most {self.largest_gap:.2g} before"
+        if not self.diverged:
+            return f"all {self.samples} answers are the same{gap.removesuffix(' before')}"
+        return (
+            f"{self.diverged} of {self.samples} answers differ, first {self.sample} at {self.unit} {self.position}: "
+            f"{self.baseline} became {self.candidate} (median {self.median_position:g}){gap}"
+        )
+
+
+@dataclass(frozen=True)
 class CellVerdict:
     """One cell's comparison. `verdict` is None where there are not the pairs for one; `reason` then says why.
 
@@ -45,6 +76,7 @@ class CellVerdict:
     (fraction) and `more_pairs` an estimate of how many further pairs would settle an inconclusive cell. `predicted` is
     the gain (fraction) that the kernel cells foretell for a serving cell, from the batch sizes that its server saw;
     `predicted_whole_step` says that it takes the kernel for the whole of a step, because its share is not known.
+    `divergence` is where the answers of an accuracy cell part.
     """
 
     cell: str
@@ -68,6 +100,7 @@ class CellVerdict:
     peak_memory: dict[str, int] = field(default_factory=dict)
     predicted: float | None = None
     predicted_whole_step: bool = False
+    divergence: Divergence | None = None
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from moegate.stats import (
 )
 from orchestrator.compare import prediction
 from orchestrator.compare.accuracy import judge_accuracy
+from orchestrator.compare.divergence import first_divergence
 from orchestrator.compare.effects import MetricPairs, effects_of, measured, metric_pairs
 from orchestrator.compare.interactions import interactions_of
 from orchestrator.compare.pairs import CellPairs, Pair, pair_up
@@ -198,10 +199,12 @@ def _verdict(work: _Work, rules: Rules) -> CellVerdict:
 def _accuracy(base: CellVerdict, found: CellPairs) -> CellVerdict:
     if not found.pairs:
         return replace(base, reason=f"both arms are needed: {'; '.join(found.void_reasons)}")
-    answer = judge_accuracy(found.pairs[-1])
+    pair = found.pairs[-1]
+    answer = judge_accuracy(pair)
     return replace(
-        base, verdict=answer.verdict, reason=answer.reason, effect=answer.effect, p=answer.p, more_pairs=None
-    )
+        base, verdict=answer.verdict, reason=answer.reason, effect=answer.effect, p=answer.p, more_pairs=None,
+        divergence=first_divergence(pair.baseline.detail, pair.candidate.detail),
+    )  # fmt: skip
 
 
 def _ungated_tail(work: _Work) -> str | None:

@@ -94,6 +94,7 @@ class Detail:
     tables: tuple[ConfigTable, ...]
     predicted: tuple[str, str, str] | None
     memory: str
+    divergence: str
     attempts: tuple[tuple[str, ...], ...]
     cases: tuple[tuple[str, str, str], ...]
     cases_hidden: int
@@ -132,6 +133,7 @@ def build_detail(bundle: RunBundle, joined: Joined, budget: Budget, configs: dic
         tables=ran.tables if ran is not None and budget.curves > 1 else (),
         predicted=_predicted(joined),
         memory=_memory(joined),
+        divergence=_divergence(joined),
         attempts=_attempts(joined),
         cases=tuple(cases[: budget.cases]),
         cases_hidden=max(0, len(cases) - budget.cases),
@@ -140,6 +142,11 @@ def build_detail(bundle: RunBundle, joined: Joined, budget: Budget, configs: dic
         curves=latency_curves(joined, budget),
         history=history_figure(bundle, joined) if budget.curves else Markup(""),
     )
+
+
+def _divergence(joined: Joined) -> str:
+    verdict = joined.verdict
+    return one_line(verdict.divergence.sentence(), 400) if verdict is not None and verdict.divergence else ""
 
 
 def badges_of(joined: Joined) -> tuple[str, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from moegate.records import DeviceIdentity
+from moegate.records import CellVerdict, DeviceIdentity, from_json, to_json
 from moegate.stats import hodges_lehmann, one_sided_p
 from moegate.stats.twosample import _null_pmf, shift
 from orchestrator.compare import compare, predict
@@ -37,6 +38,21 @@ def test_identical_answers_pass_and_a_drop_fails(lab: SimpleNamespace) -> None:
     assert "30 lost" in worse.reason
     assert accuracy(lab, scores(700, 1000), scores(730, 1000)).verdict == "improved"
     assert accuracy(lab, scores(70, 100), scores(70, 100)).verdict == "inconclusive"
+
+
+def test_where_the_answers_part_is_in_the_verdict(lab: SimpleNamespace) -> None:
+    cell = lab.cell("acc", kind="accuracy")
+    launches = [
+        replace(
+            lab.launch(arm, 0, order, "screen", {"accuracy": 0.5}),
+            detail={"scores": scores(700, 1000), "answers": {"s1": {"tokens": [4, token], "logprobs": []}}},
+        )
+        for order, (arm, token) in enumerate((("untuned", 7), ("tuned", 9)))
+    ]
+    verdict = compare(lab.plan([cell]), {"acc": [lab.measurement(launches)]}).cells[0]
+    assert verdict.verdict == "equivalent"
+    assert (verdict.divergence.sample, verdict.divergence.position) == ("s1", 1)
+    assert from_json(CellVerdict, json.loads(json.dumps(to_json(verdict)))) == verdict
 
 
 def test_different_samples_are_refused(lab: SimpleNamespace) -> None:

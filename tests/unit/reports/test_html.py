@@ -14,7 +14,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from moegate.records import CellOutcome, Comparison, GatePolicy, GateResult, Plan, RunBundle
+from moegate.records import CellOutcome, Comparison, Divergence, GatePolicy, GateResult, Plan, RunBundle
 from reports import html, summary
 from reports.text import percent
 from reports.words import LOOKS
@@ -281,10 +281,15 @@ def test_a_stage_that_ran_again_replaces_the_earlier_one(green: RunBundle) -> No
     assert "44 launches" not in html.render(dataclasses.replace(green, measurements=twice))
 
 
+PARTED = Divergence(200, 2, sample="<b>s7", position=3, median_position=4.0, baseline="5", candidate="6")
+
+
 def test_accuracy_is_told_in_points_and_stays_out_of_the_forest(green: RunBundle) -> None:
     cells = tuple(dataclasses.replace(c, kind="accuracy") if c.id == "e0c44f19" else c for c in green.plan.cells)
     verdicts = tuple(
-        dataclasses.replace(v, effect=dataclasses.replace(v.effect, gain=0.0125)) if v.cell == "e0c44f19" else v  # type: ignore[type-var]
+        dataclasses.replace(v, effect=dataclasses.replace(v.effect, gain=0.0125), divergence=PARTED)  # type: ignore[type-var]
+        if v.cell == "e0c44f19"
+        else v
         for v in green.comparison.cells
     )
     bundle = dataclasses.replace(
@@ -295,6 +300,7 @@ def test_accuracy_is_told_in_points_and_stays_out_of_the_forest(green: RunBundle
     text = html.render(bundle)
     forest = text[text.index('<section id="forest"') : text.index('<section id="cells"')]
     assert "+1.25 points" in text
+    assert "2 of 200 answers differ, first &lt;b&gt;s7 at token 3: 5 became 6 (median 4)" in text
     assert "#c-e0c44f19" not in forest
     assert "#c-e0c44f19" in html.render(green)[text.index('<section id="forest"') :]
 
