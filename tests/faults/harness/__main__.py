@@ -13,11 +13,13 @@ import argparse
 import itertools
 import json
 import os
+import platform
 import random
 import resource
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,9 @@ def _sweep(asked: argparse.Namespace, shop: Workshop, seed: int, tally: Tally) -
 def _report(asked: argparse.Namespace, seed: int, tally: Tally, wall_s: float) -> dict[str, Any]:
     return {
         "what": asked.what,
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": "python -P tests/faults/harness " + " ".join(sys.argv[1:]),
+        "host": f"{os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}",
         "rounds": tally.rounds,
         "seeds": [seed, seed + max(tally.rounds - 1, 0)],
         "orchestrators": tally.orchestrators,

@@ -234,9 +234,8 @@ def _files(run: Path, plan: Plan, entries: list[Entry]) -> Iterator[str]:
         if attempt.parent.name not in ids or number is None or (attempt.parent.name, int(number[1])) not in known:
             yield f"g: {attempt.relative_to(run)} belongs to no attempt"
             continue
-        yield from (
-            f"g: {attempt.relative_to(run) / name} is left" for name in sorted(set(os.listdir(attempt)) - ATTEMPT)
-        )
+        names = sorted(_names(attempt) - ATTEMPT)
+        yield from (f"g: {attempt.relative_to(run) / name} is left" for name in names)
 
 
 def _names(folder: Path) -> set[str]:

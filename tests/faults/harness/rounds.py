@@ -18,6 +18,9 @@ import check
 from points import Hit
 from session import NONE, SLOTS, Ended, Fault, Workshop
 
+# What `check` and every concluding orchestrator load late: once here, so that forks have it.
+from reports import html, junit, sarif, summary  # noqa: F401
+
 MOST_FAULTS = 4
 # The exit codes with which an orchestrator may answer each kind of fault; -9 is a kill, 0 that it was over before.
 CODES = {
