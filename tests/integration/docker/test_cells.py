@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ cells:
   - kind: serve
     moe_runner_backend: [triton]
     load: {requests: 2, concurrency: 2, input: 4, output: 4, seed: 1}
+  - kind: serve
+    moe_runner_backend: [auto]
+    residency: both
+    load: {requests: 2, concurrency: 2, input: 4, output: 4, seed: 1}
+  - {kind: accuracy, samples: examples/samples/ocr-200.jsonl}
 compare: {baseline: untuned, candidate: tuned, expect: no_regression, screen: 1, confirm: 1, futility: none}
 gate: {metric: {serve: output_throughput}, margin: 1%}
 """
@@ -64,9 +70,11 @@ def results(run: Path, cell: str) -> list[dict[str, Any]]:
 
 
 def test_every_kind_ran(run: Path) -> None:
-    kinds = {cell["kind"]: results(run, cell["id"]) for cell in plan(run)}
-    assert sorted(kinds) == ["check", "kernel-bench", "kernel-test", "serve", "tune"]
-    for kind, found in kinds.items():
+    kinds = [(cell["kind"], results(run, cell["id"])) for cell in plan(run)]
+    assert sorted(kind for kind, _ in kinds) == [
+        "accuracy", "check", "kernel-bench", "kernel-test", "serve", "serve", "tune",
+    ]  # fmt: skip
+    for kind, found in kinds:
         assert found, kind
         assert all(result["status"] == "ok" and any(result["work"].values()) for result in found), kind
 
@@ -79,6 +87,23 @@ def test_what_ran_in_a_container_says_so(run: Path, cpu_image: BuiltImage) -> No
             assert result["detail"]["isolation"] == "docker", cell["kind"]
             # The interpreter is the image's, which the host's need not be.
             assert result["environment"]["python"] == cpu_image.python.split()[1], cell["kind"]
+
+
+def test_two_containers_without_network_take_turns(run: Path) -> None:
+    (cell,) = (cell for cell in plan(run) if cell["axes"].get("residency") == "both")
+    first, second = results(run, cell["id"])[0]["launches"][:2]
+    assert {first["arm"], second["arm"]} == {"untuned", "tuned"}
+    assert all(len(samples["values"]) == 2 for launch in (first, second) for samples in launch["samples"])
+    began, later = (datetime.fromisoformat(launch["started"]) for launch in (first, second))
+    assert (later - began).total_seconds() < first["wall_s"], "the second was up before the first was over"
+
+
+def test_both_arms_answered_the_same_samples(run: Path) -> None:
+    (cell,) = (cell for cell in plan(run) if cell["kind"] == "accuracy")
+    (result,) = results(run, cell["id"])
+    assert result["work"] == {"samples": 400}
+    assert len({launch["detail"]["input_sha256"] for launch in result["launches"]}) == 1
+    assert "all 200 answers are the same" in (run / "report.html").read_text()
 
 
 def test_nothing_is_left(run: Path, client: Any) -> None:

@@ -1,4 +1,4 @@
-"""`residency: both` with the real server and load client: two servers up at once, loads in turn, one run."""
+"""Cells with the real server and load client, as a run starts them: two servers up at once, and answers compared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 MATRIX = f"""\
 schema: 1
-name: resident
+name: serving
 pools: {{cpu: {{device: cpu, ray: none, isolation: process}}}}
 models: {{tiny: {{config: {ROOT}/examples/models/tiny-moe, dtype: float32}}}}
 arms: {{old: {{configs: none}}, new: {{configs: none, env: {{ARM: new}}}}}}
@@ -75,3 +75,18 @@ def test_a_server_that_has_no_room_beside_its_partner_ends_the_pair_with_the_num
     assert done.returncode == 1, done.stderr
     assert "do not fit the device's memory" in done.stderr
     assert "swap needs room for one" in done.stderr
+
+
+def test_answers_of_two_arms_are_compared_sample_by_sample(tmp_path: Path) -> None:
+    rows = [{"id": f"s{i}", "prompt": [2, 17, 91 + i], "output": 4} for i in range(20)]
+    (tmp_path / "samples.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    start, end = MATRIX.index("  - kind: serve"), MATRIX.index("compare:")
+    cells = "  - {kind: accuracy, samples: samples.jsonl}\n"
+    done, (result,) = run(tmp_path, MATRIX[:start] + cells + MATRIX[end:])
+    assert done.returncode in (0, 4), done.stderr
+    assert [launch["arm"] for launch in result["launches"]] == ["old", "new"]
+    assert result["work"] == {"samples": 40}
+    answers = [launch["detail"]["answers"] for launch in result["launches"]]
+    assert answers[0].keys() == answers[1].keys() == {row["id"] for row in rows}
+    text = (tmp_path / "run" / "report.html").read_text()
+    assert "all 20 answers are the same; log-probabilities differ by at most" in text
