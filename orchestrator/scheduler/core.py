@@ -68,7 +68,7 @@ class Scheduler:
         self._place = {cell.id: index for index, cell in enumerate(plan.cells)}
         self._arms: dict[str, ArmSpec] = {arm.name: arm for arm in plan.arms}
         self._waiting: list[Todo] = []  # in order of priority
-        self._changed = True  # whether a cell has ended since the hopeless ones were looked for
+        self._changed = True  # whether something may have become hopeless since that was looked for
         self._numbers: dict[str, int] = {}
         self._running: dict[str, Running] = {}
         self._final: dict[str, State] = {}
@@ -381,5 +381,5 @@ class Scheduler:
         self.rundir.sweep_cell(cell.id, OUTPUT, resumable=cell.kind == "tune" and state != "PASSED")
         self.journal.append("final", cell=cell.id, state=state, reason=reason)
         self._final[cell.id] = state
-        self._changed = True
+        self._changed |= state != "PASSED"
         self.progress.finished(cell, state, reason)
