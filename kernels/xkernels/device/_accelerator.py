@@ -43,6 +43,7 @@ class Accelerator:
         self.index = index
         self._module = module if module is not None else getattr(torch, self.torch_type)
         self._side: Any = None
+        self._small: Any = None
         self._properties: Any = None
 
     def torch_device(self) -> torch.device:
@@ -93,11 +94,13 @@ class Accelerator:
         main.wait_stream(side)
         return one, two
 
-    def capture(self, work: Callable[[], Any], warmups: int = 1) -> Graph | None:
+    def capture(self, work: Callable[[], Any], warmups: int = 1, small: bool = False) -> Graph | None:
         """Capture `work`; None where this torch build has no graph class for the device."""
         graph_class = getattr(self._module, self.graph_class, None)
         if graph_class is None:
             return None
+        if small and hasattr(self._module, "graph_pool_handle"):
+            return self._capture_small(graph_class(), work, warmups)
         with self.stream():
             for _ in range(warmups):
                 work()
@@ -106,6 +109,25 @@ class Accelerator:
         with self._module.graph(graph):
             work()
         return graph
+
+    def _capture_small(self, graph: Any, work: Callable[[], Any], warmups: int) -> Graph:
+        """One pool and one stream for all of them: torch's own way empties the allocator's cache before each."""
+        if self._small is None:
+            self._small = (self._module.graph_pool_handle(), self._module.Stream(self.index))
+        pool, side = self._small
+        before = self._module.current_stream(self.index)
+        side.wait_stream(before)
+        with self._module.stream(side):
+            for _ in range(warmups):
+                work()
+            graph.capture_begin(pool=pool)
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        before.wait_stream(side)
+        captured: Graph = graph
+        return captured
 
     def seed(self, value: int) -> None:
         """Seed this device and the CPU."""

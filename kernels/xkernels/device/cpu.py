@@ -92,9 +92,9 @@ class CpuDevice:
         """One after the other."""
         return first(), second()
 
-    def capture(self, work: Callable[[], Any], warmups: int = 1) -> Graph | None:
+    def capture(self, work: Callable[[], Any], warmups: int = 1, small: bool = False) -> Graph | None:
         """The CPU has no graphs: None."""
-        del work, warmups
+        del work, warmups, small
         return None
 
     def seed(self, value: int) -> None:

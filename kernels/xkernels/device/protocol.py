@@ -95,8 +95,12 @@ class Device(Protocol):
         Work issued after this returns starts when both are done.
         """
 
-    def capture(self, work: Callable[[], Any], warmups: int = 1) -> Graph | None:
-        """Capture `work` in a device graph after `warmups` eager calls; None where the device has no graphs."""
+    def capture(self, work: Callable[[], Any], warmups: int = 1, small: bool = False) -> Graph | None:
+        """Capture `work` in a device graph after `warmups` eager calls; None where the device has no graphs.
+
+        `small`: one of many graphs whose outputs nobody keeps. They share their memory, so that a replay overwrites
+        what another one's wrote, and capturing costs little.
+        """
 
     def seed(self, value: int) -> None:
         """Seed this device's random generator and the CPU's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from xkernels.device import of
 from xkernels.ops._details import quant as _k
 from xkernels.ops._details.common import cdiv, next_power_of_2
 
@@ -23,6 +24,7 @@ def per_token_group_quant_fp8(
     ue8m0: bool = False,
     dtype: torch.dtype = torch.float8_e4m3fn,
     limit: torch.Tensor | None = None,
+    overlap: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise each run of `group` columns of each token with its own scale: x = q * scale.
 
@@ -35,7 +37,8 @@ def per_token_group_quant_fp8(
       [rows, ceil(K / group / 4)], four exponent bytes to a word, strides (1, rows rounded up to 4).
 
     scale = max(largest magnitude, eps) / largest value of the type. `limit`, int32 [1] on the device: rows from it on
-    are left alone. Raises ValueError on a shape, dtype or combination that does not fit.
+    are left alone. overlap: let the kernel start while its predecessor drains, where the device can. Raises
+    ValueError on a shape, dtype or combination that does not fit.
     """
     _check(x, group, column_major, tma_aligned, dtype)
     rows, k = x.numel() // x.shape[-1] if x.numel() else 0, x.shape[-1]
@@ -54,10 +57,12 @@ def per_token_group_quant_fp8(
         return q, s
     width = next_power_of_2(group)
     block = max(1, 4096 // width)
+    pdl = overlap and "pdl" in of(x).features()
     s2 = s if s.ndim == 2 else s.view(rows, groups)
     _k.group_quant[(cdiv(rows * groups, block),)](
         x2, q, s2.t().view(torch.uint8) if packed else s2, limit, rows, groups, eps, x2.stride(0), k, s2.stride(0),
-        s2.stride(1), GROUP=group, WIDTH=width, ROWS=block, MODE=mode, HAS_LIMIT=limit is not None, num_warps=4,
+        s2.stride(1), GROUP=group, WIDTH=width, ROWS=block, MODE=mode, HAS_LIMIT=limit is not None, PDL=pdl,
+        num_warps=4, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     return q, s
 

@@ -109,28 +109,30 @@ def up_projection(
     n2, k = e.w1.shape[1], e.hidden
     block = e.scheme.kind == "fp8_block"
     inline = block and _inline(config, block_k)
-    quant_out = block and block_n // 2 == BLOCK_K and (e.padded % BLOCK_K == 0) and not _inline(down or config, BLOCK_K)
-    xq, xs, xs_m = _quantize_input(x, e, inline)
-    out = torch.empty(rows, n2 // 2, dtype=e.w1.dtype if quant_out else x.dtype, device=x.device)
-    scale = torch.empty(e.padded // BLOCK_K, rows, dtype=torch.float32, device=x.device) if quant_out else None
+    tiles = _quant_tiles(e, config, down or config)
+    xq, xs, xs_m = _quantize_input(x, e, inline, overlaps(config, x))
+    # the interpreter warns of arithmetic on rows that nobody wrote: the padding that HALVE skips
+    make = torch.zeros if is_interpreted() else torch.empty
+    out = make(rows, n2 // 2, dtype=e.w1.dtype if tiles else x.dtype, device=x.device)
+    scale = torch.empty(e.padded // BLOCK_K, rows, dtype=torch.float32, device=x.device) if tiles else None
     tma = _tma(config, e.w1)
     w1 = e.descriptors.get("w1", e.w1, block_n, block_k // _pack(e)) if tma else e.w1
     paired = block and e.scheme.block is not None and e.scheme.block[0] % (block_n // 2) == 0
     paired = paired and e.intermediate % BLOCK_K == 0
     per_unit = 0 if block else _programs(config, _SCHEMES[e.scheme.kind], e.w1.element_size(), x)
-    per_unit = int(config.get("PROGRAMS", per_unit))
-    _k.up_gemm[_grid(per_unit, cdiv(rows, block_m) * cdiv(n2, block_n), x)](
+    per_unit = 0 if tiles == 2 or _halve(config) else int(config.get("PROGRAMS", per_unit))
+    _k.up_gemm[_grid(per_unit, cdiv(rows, block_m) * cdiv(n2, block_n * max(1, tiles)), x)](
         xq, xs, w1, e.w1_scale, e.b1, out, scale, weights, alignment.sorted_ids, alignment.expert_ids,
-        alignment.num_post_padded, slots, n2, k, xq.stride(0), xq.stride(1), xs_m, e.w1.stride(0), e.w1.stride(1),
+        alignment.num_post_padded, e.w1, slots, n2, k, xq.stride(0), xq.stride(1), xs_m, e.w1.stride(0), e.w1.stride(1),
         *_scale_strides(e.w1_scale), out.stride(0), rows, TOPK=topk, BLOCK_M=block_m, BLOCK_N=block_n,
         BLOCK_K=block_k, GROUP=int(config.get("GROUP_SIZE_M", 1)), GROUP_N=GROUP, GROUP_K=BLOCK_K, W_TMA=tma,
         EVEN_N=n2 % block_n == 0, EVEN_K=k % block_k == 0, SCHEME=_SCHEMES[e.scheme.kind],
-        SCALES="two" if paired else "each", INLINE=inline, QUANT_OUT=quant_out, SWAP=_swap(config),
+        SCALES="two" if paired else "each", INLINE=inline, QUANT_OUT=tiles, SWAP=_swap(config),
         HAS_BIAS=e.b1 is not None, MUL_WEIGHT=weight_on_input, PDL=overlaps(config, x),
-        FLATTEN=per_unit > 0, **e.activation.constexprs(),
-        **options(config, x),
+        LINES=_lines(config) if block and not inline else 0, FLATTEN=per_unit > 0, HALVE=_halve(config),
+        **e.activation.constexprs(), **options(config, x),
     )  # fmt: skip
-    return Rows(out, scale, (1, rows)) if quant_out else Rows(out)
+    return Rows(out, scale, (1, rows)) if tiles else Rows(out)
 
 
 def down_projection(
@@ -149,7 +151,7 @@ def down_projection(
     n, k = e.w2.shape[1], e.down_k
     block = e.scheme.kind == "fp8_block"
     inline = block and hidden.scale is None and _inline(config, block_k)
-    hidden = _quantize_rows(hidden, e, alignment, inline)
+    hidden = _quantize_rows(hidden, e, alignment, inline, overlaps(config, weights))
     out = torch.empty(tokens, topk, n, dtype=dtype, device=weights.device)
     rows = hidden.values.shape[0]
     tma = _tma(config, e.w2)
@@ -157,16 +159,16 @@ def down_projection(
     a_tma = tma and not inline and can_describe(hidden.values) and k == hidden.values.shape[1]
     h = make_descriptor(hidden.values, block_m, block_k) if a_tma else hidden.values
     one = block and e.scheme.block is not None and e.scheme.block[0] % block_n == 0
-    per_unit = _programs(config, _SCHEMES[e.scheme.kind], e.w2.element_size(), weights)
+    per_unit = 0 if _halve(config) else _programs(config, _SCHEMES[e.scheme.kind], e.w2.element_size(), weights)
     _k.down_gemm[_grid(per_unit, cdiv(rows, block_m) * cdiv(n, block_n), weights)](
         h, hidden.scale, w2, e.w2_scale, e.b2, out, weights, alignment.sorted_ids, alignment.expert_ids,
-        alignment.num_post_padded, tokens * topk, n, k, hidden.values.stride(0), *hidden.scale_strides,
-        e.w2.stride(0), e.w2.stride(1), *_scale_strides(e.w2_scale), out.stride(1), BLOCK_M=block_m,
-        BLOCK_N=block_n, BLOCK_K=block_k, GROUP=int(config.get("GROUP_SIZE_M", 1)), GROUP_N=BLOCK_K, GROUP_K=BLOCK_K,
-        A_TMA=a_tma, W_TMA=tma, EVEN_N=n % block_n == 0, EVEN_K=k % block_k == 0, SCHEME=_SCHEMES[e.scheme.kind],
+        alignment.num_post_padded, e.w2, hidden.values, tokens * topk, n, k, hidden.values.stride(0),
+        *hidden.scale_strides, e.w2.stride(0), e.w2.stride(1), *_scale_strides(e.w2_scale), out.stride(1),
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=int(config.get("GROUP_SIZE_M", 1)),
+        GROUP_N=BLOCK_K, GROUP_K=BLOCK_K, A_TMA=a_tma, W_TMA=tma, EVEN_N=n % block_n == 0, EVEN_K=k % block_k == 0, SCHEME=_SCHEMES[e.scheme.kind],
         SCALES="one" if one else "each", INLINE=inline, SWAP=_swap(config), HAS_BIAS=e.b2 is not None,
-        MUL_WEIGHT=not weight_on_input, PDL=overlaps(config, weights), FLATTEN=per_unit > 0,
-        **options(config, weights),
+        MUL_WEIGHT=not weight_on_input, PDL=overlaps(config, weights), LINES=_lines(config), FLATTEN=per_unit > 0,
+        HALVE=_halve(config), **options(config, weights),
     )  # fmt: skip
     return out
 
@@ -198,6 +200,28 @@ _REGISTERS = 65536  # 32-bit registers of a multiprocessor
 def _grid(per_unit: int, tiles: int, tensor: torch.Tensor) -> tuple[int]:
     units = of(tensor).limits().units
     return (min(tiles, per_unit * units) if per_unit else tiles,)
+
+
+def _quant_tiles(e: PreparedExperts, up: Mapping[str, Any], down: Mapping[str, Any]) -> int:
+    """Tiles of the up projection that one program computes to quantise their result for the down projection.
+
+    0: it leaves the result unquantised. A group of the result is 128 columns: one tile of BLOCK_SIZE_N 256 or two of
+    128; two are for many rows, where a pass over the intermediate costs more than the longer program.
+    """
+    if e.scheme.kind != "fp8_block" or e.padded % BLOCK_K or _inline(down, BLOCK_K):
+        return 0
+    tiles = {2 * BLOCK_K: 1, BLOCK_K: 2}.get(int(up["BLOCK_SIZE_N"]), 0)
+    return tiles if bool(up.get("QUANT_OUT", tiles == 1 or int(up["BLOCK_SIZE_M"]) > _INLINE_ROWS)) else 0
+
+
+def _halve(config: Mapping[str, Any]) -> bool:
+    """Whether a block whose second half is padding is computed as half a block."""
+    return bool(config.get("HALVE", False)) and int(config["BLOCK_SIZE_M"]) >= 32
+
+
+def _lines(config: Mapping[str, Any]) -> int:
+    """Lines of 128 bytes of each weight row that a program asks for before it waits for its predecessor."""
+    return int(config.get("LINES", 0))
 
 
 def _pack(e: PreparedExperts) -> int:
@@ -233,7 +257,9 @@ def _check_tile(e: PreparedExperts, block_n: int, block_k: int) -> None:
         raise ValueError(f"BLOCK_SIZE_K must be a multiple of the scale group of 32, not {block_k}")
 
 
-def _quantize_input(x: torch.Tensor, e: PreparedExperts, inline: bool) -> tuple[torch.Tensor, torch.Tensor | None, int]:
+def _quantize_input(
+    x: torch.Tensor, e: PreparedExperts, inline: bool, overlap: bool
+) -> tuple[torch.Tensor, torch.Tensor | None, int]:
     """Activations as the up GEMM takes them, their scales, and the scales' stride from token to token."""
     if not e.scheme.fp8 or inline:
         return x, None, 0
@@ -241,18 +267,18 @@ def _quantize_input(x: torch.Tensor, e: PreparedExperts, inline: bool) -> tuple[
     group = BLOCK_K if e.scheme.kind == "fp8_block" else x.shape[1]
     if x.shape[1] % group:
         raise ValueError(f"hidden size must be a multiple of {group} for {e.scheme.kind}, not {x.shape[1]}")
-    q, s = per_token_group_quant_fp8(x, group, dtype=e.w1.dtype)
+    q, s = per_token_group_quant_fp8(x, group, dtype=e.w1.dtype, overlap=overlap)
     return q, s, s.stride(0)
 
 
-def _quantize_rows(hidden: Rows, e: PreparedExperts, alignment: Alignment, inline: bool) -> Rows:
+def _quantize_rows(hidden: Rows, e: PreparedExperts, alignment: Alignment, inline: bool, overlap: bool) -> Rows:
     if not e.scheme.fp8 or inline or hidden.scale is not None:
         return hidden
     h = hidden.values
     group = BLOCK_K if e.scheme.kind == "fp8_block" else h.shape[1]
     if h.shape[1] % group:
         raise ValueError(f"intermediate size must be a multiple of {group} for {e.scheme.kind}, not {h.shape[1]}")
-    q, s = per_token_group_quant_fp8(h, group, dtype=e.w2.dtype, limit=alignment.num_post_padded)
+    q, s = per_token_group_quant_fp8(h, group, dtype=e.w2.dtype, limit=alignment.num_post_padded, overlap=overlap)
     return Rows(q, s, (s.stride(0), s.stride(1)))
 
 

@@ -10,9 +10,10 @@ The number of tokens enters as run-time integers that are not specialised: one c
 SCHEME says how weights are quantised: `none`; `row` (FP8, one scale per weight row, one per activation row);
 `block` (FP8, scales per GROUP_K columns); `mxfp4` (4-bit pairs with a scale per 32 columns). INLINE quantises the
 activation tile inside the loop. SWAP makes the weights the left operand, so that the matrix unit's long side is not
-wasted on a handful of tokens. PDL lets a kernel start while its predecessor drains. A program walks
-the tiles that its number and the grid's size give it; with FLATTEN the two loops become one, so that a tile's first
-loads are under way while the tile before it finishes.
+wasted on a handful of tokens. PDL lets a kernel start while its predecessor drains, and LINES of 128 bytes of each of
+its weight rows are then asked for before it waits: weights depend on no other kernel. With FLATTEN a program walks the
+tiles that its number and the grid's size give it, and the two loops become one, so that a tile's first loads are under
+way while the tile before it finishes. With HALVE a block whose second half is padding is computed as half a block.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import triton.language as tl
 from xkernels.ops._details.activation import combine_gate
 from xkernels.ops._details.common import helper, matmul_add, narrow, swizzle
 from xkernels.ops._details.mxfp4 import unpack
-from xkernels.ops._details.pdl import launch_dependents, wait_dependencies
-from xkernels.ops._details.quant import quant_rows
+from xkernels.ops._details.pdl import launch_dependents, prefetch, wait_dependencies
+from xkernels.ops._details.quant import quant_pair, quant_rows
 
 
 @helper
@@ -33,6 +34,36 @@ def _pair(acc, ROWS: tl.constexpr, COLS: tl.constexpr):
     groups = tl.reshape(acc, (ROWS, COLS // 16, 2, 8))
     gate, up = tl.split(tl.permute(groups, (0, 1, 3, 2)))
     return tl.reshape(gate, (ROWS, COLS // 2)), tl.reshape(up, (ROWS, COLS // 2))
+
+
+@helper
+def _ahead(w, expert, n0, N, K, stride_we, stride_wn, BLOCK_N: tl.constexpr, LINES: tl.constexpr,
+           SCHEME: tl.constexpr):  # fmt: skip
+    """Ask for the first LINES lines of a tile's weight rows."""
+    PACK: tl.constexpr = 2 if SCHEME == "mxfp4" else 1
+    STEP: tl.constexpr = 1024 // w.dtype.element_ty.primitive_bitwidth
+    rows = n0 + tl.arange(0, BLOCK_N)
+    cols = tl.arange(0, LINES) * STEP
+    at = w + expert.to(tl.int64) * stride_we + rows.to(tl.int64)[:, None] * stride_wn + cols[None, :]
+    prefetch(at, (rows < N)[:, None] & (cols < K // PACK)[None, :])
+
+
+@helper
+def _own_tile(tile, post, experts, sorted_ids, num_n, num_valid, BLOCK_M: tl.constexpr, GROUP: tl.constexpr):
+    """Block of rows, block of columns and expert of a program with one tile; expert -2: there is nothing to do.
+
+    Without grouping the three look-ups do not wait for each other. The grid has no more blocks than `experts`.
+    """
+    num_m = tl.load(post) // BLOCK_M
+    if GROUP == 1:
+        pid_m = tile // num_n
+        pid_n = tile % num_n
+    else:
+        pid_m, pid_n = swizzle(tl.minimum(tile, tl.maximum(num_m * num_n - 1, 0)), tl.maximum(num_m, 1), num_n, GROUP)
+    expert = tl.load(experts + pid_m)
+    first = tl.load(sorted_ids + pid_m * BLOCK_M)
+    used = (tile < num_m * num_n) & (first < num_valid)
+    return pid_m, pid_n, tl.where(used, expert, -2)
 
 
 @helper
@@ -98,26 +129,21 @@ def _step(acc, x, y, s, ws, dtype: tl.constexpr, SCHEME: tl.constexpr, INLINE: t
 
 
 @helper
-def _up_tile(tile, first_m, num_m, num_n, x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, experts,
-             num_valid, N2, K, stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn,
-             stride_wsk, stride_out, stride_os, TOPK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-             BLOCK_K: tl.constexpr, GROUP: tl.constexpr, GROUP_N: tl.constexpr, GROUP_K: tl.constexpr,
-             W_TMA: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SCHEME: tl.constexpr,
-             SCALES: tl.constexpr, INLINE: tl.constexpr, QUANT_OUT: tl.constexpr, SWAP: tl.constexpr,
-             HAS_BIAS: tl.constexpr, MUL_WEIGHT: tl.constexpr, ACT: tl.constexpr, ALPHA: tl.constexpr,
-             LIMIT: tl.constexpr):  # fmt: skip
-    """One tile of the up projection: accumulate, then finish."""
+def _up_result(pid_m, n0, expert, x, x_scale, w, w_scale, bias, weight, sorted_ids, num_valid, N2, K, stride_xm,
+               stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, TOPK: tl.constexpr,
+               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_N: tl.constexpr,
+               GROUP_K: tl.constexpr, W_TMA: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
+               SCHEME: tl.constexpr, SCALES: tl.constexpr, INLINE: tl.constexpr, SWAP: tl.constexpr,
+               HAS_BIAS: tl.constexpr, MUL_WEIGHT: tl.constexpr, ACT: tl.constexpr, ALPHA: tl.constexpr,
+               LIMIT: tl.constexpr):  # fmt: skip
+    """Activated float32 tile [BLOCK_M, BLOCK_N / 2] from the weight rows n0 on."""
     ks = tl.arange(0, BLOCK_K)
     steps = (K + BLOCK_K - 1) // BLOCK_K
     dtype: tl.constexpr = x.dtype.element_ty
-    pid_m, pid_n = swizzle(tile, num_m, num_n, GROUP)
-    pid_m += first_m
-    expert = tl.load(experts + pid_m).to(tl.int64)
     rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     slot = tl.load(sorted_ids + rows)
     valid = slot < num_valid
     token = (slot // TOPK).to(tl.int64)
-    n0 = pid_n * BLOCK_N
     acc = tl.full((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), 0.0, tl.float32)
     s = valid
     ws = valid
@@ -142,101 +168,132 @@ def _up_tile(tile, first_m, num_m, num_n, x, x_scale, w, w_scale, bias, out, out
                                GROUP_K, SCALES)  # fmt: skip
             if not INLINE:
                 s = tl.load(x_scale + token * stride_xsm + k // GROUP_K, mask=valid & (k < K), other=0.0)
-    _finish_up(tl.trans(acc) if SWAP else acc, x_scale, w_scale, bias, out, out_scale, weight, sorted_ids, expert,
-               pid_m, pid_n, num_valid, N2, stride_xsm, stride_wse, stride_out, stride_os, TOPK, BLOCK_M, BLOCK_N,
-               SCHEME, QUANT_OUT, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA, LIMIT)  # fmt: skip
+    acc = tl.trans(acc) if SWAP else acc
+    cols = n0 + tl.arange(0, BLOCK_N)
+    if SCHEME == "row":
+        acc *= tl.load(x_scale + token * stride_xsm, mask=valid, other=0.0)[:, None]
+        acc *= tl.load(w_scale + expert * stride_wse + cols, mask=cols < N2, other=0.0)[None, :]
+    if MUL_WEIGHT:
+        acc *= tl.load(weight + slot, mask=valid, other=0.0)[:, None]
+    if HAS_BIAS:
+        acc += tl.load(bias + expert * N2 + cols, mask=cols < N2, other=0.0).to(tl.float32)[None, :]
+    gate, up = _pair(acc, BLOCK_M, BLOCK_N)
+    return combine_gate(gate, up, ACT, ALPHA, LIMIT)
+
+
+@helper
+def _up_tile(pid_m, pid_n, expert, x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, num_valid, N2, K,
+             stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, stride_out,
+             stride_os, TOPK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+             GROUP_N: tl.constexpr, GROUP_K: tl.constexpr, W_TMA: tl.constexpr, EVEN_N: tl.constexpr,
+             EVEN_K: tl.constexpr, SCHEME: tl.constexpr, SCALES: tl.constexpr, INLINE: tl.constexpr,
+             QUANT_OUT: tl.constexpr, SWAP: tl.constexpr, HAS_BIAS: tl.constexpr, MUL_WEIGHT: tl.constexpr,
+             ACT: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):  # fmt: skip
+    """One tile of the up projection, or with QUANT_OUT 2 the two that make a group of columns: compute and store."""
+    HALF: tl.constexpr = BLOCK_N // 2
+    expert = expert.to(tl.int64)
+    rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tl.arange(0, HALF)
+    n0 = pid_n * (2 * BLOCK_N if QUANT_OUT == 2 else BLOCK_N)
+    result = _up_result(pid_m, n0, expert, x, x_scale, w, w_scale, bias, weight, sorted_ids, num_valid, N2, K,
+                        stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk,
+                        TOPK, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA, EVEN_N, EVEN_K, SCHEME, SCALES,
+                        INLINE, SWAP, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA, LIMIT)  # fmt: skip
+    at = out + rows.to(tl.int64)[:, None] * stride_out + (n0 // 2 + cols)[None, :]
+    mask = (n0 // 2 + cols < N2 // 2)[None, :]
+    if QUANT_OUT == 2:
+        second = _up_result(pid_m, n0 + BLOCK_N, expert, x, x_scale, w, w_scale, bias, weight, sorted_ids, num_valid,
+                            N2, K, stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn,
+                            stride_wsk, TOPK, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA, EVEN_N, EVEN_K,
+                            SCHEME, SCALES, INLINE, SWAP, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA, LIMIT)  # fmt: skip
+        q, q2, s = quant_pair(result, second, out.dtype.element_ty)
+        tl.store(at, q)
+        tl.store(at + HALF, q2)
+        tl.store(out_scale + pid_n * stride_os + rows, s)
+    elif QUANT_OUT == 1:
+        q, s = quant_rows(result, out.dtype.element_ty)
+        tl.store(at, q, mask=mask)
+        tl.store(out_scale + pid_n * stride_os + rows, s)
+    else:
+        tl.store(at, narrow(result, out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_valid", "stride_os"])
-def up_gemm(x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, experts, post, num_valid, N2, K,
+def up_gemm(x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, experts, post, weights, num_valid, N2, K,
             stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, stride_out,
             stride_os, TOPK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
             GROUP: tl.constexpr, GROUP_N: tl.constexpr, GROUP_K: tl.constexpr, W_TMA: tl.constexpr,
             EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SCHEME: tl.constexpr, SCALES: tl.constexpr,
             INLINE: tl.constexpr, QUANT_OUT: tl.constexpr, SWAP: tl.constexpr, HAS_BIAS: tl.constexpr,
-            MUL_WEIGHT: tl.constexpr, PDL: tl.constexpr, FLATTEN: tl.constexpr, ACT: tl.constexpr, ALPHA: tl.constexpr,
-            LIMIT: tl.constexpr):  # fmt: skip
-    """out[row] = activation(x[token of row] @ w[expert].T + bias[expert]); N2 counts interleaved weight rows."""
+            MUL_WEIGHT: tl.constexpr, PDL: tl.constexpr, LINES: tl.constexpr, FLATTEN: tl.constexpr,
+            HALVE: tl.constexpr, ACT: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):  # fmt: skip
+    """out[row] = activation(x[token of row] @ w[expert].T + bias[expert]); N2 counts interleaved weight rows.
+
+    `weights` is the tensor that `w` may be a descriptor of. LINES > 0 only where the predecessor is this layer's own:
+    it has waited, so the alignment is there.
+    """
+    WIDE: tl.constexpr = 2 * BLOCK_N if QUANT_OUT == 2 else BLOCK_N
+    num_n = (N2 + WIDE - 1) // WIDE
+    if PDL and LINES > 0:
+        pid_m, pid_n, expert = _own_tile(tl.program_id(0), post, experts, sorted_ids, num_n, num_valid, BLOCK_M, GROUP)
+        if expert >= 0:
+            _ahead(weights, expert, pid_n * WIDE, N2, K, stride_we, stride_wn, BLOCK_N, LINES, SCHEME)
     wait_dependencies(PDL)
     launch_dependents(PDL)
-    num_n = (N2 + BLOCK_N - 1) // BLOCK_N
-    first_m = tl.load(post + 1)
-    num_m = tl.load(post) // BLOCK_M - first_m
     if FLATTEN:
+        first_m = tl.load(post + 1)
+        num_m = tl.load(post) // BLOCK_M - first_m
         for tile in tl.range(tl.program_id(0), num_m * num_n, tl.num_programs(0), flatten=True):
-            _up_tile(tile, first_m, num_m, num_n, x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids,
-                     experts, num_valid, N2, K, stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse,
-                     stride_wsn, stride_wsk, stride_out, stride_os, TOPK, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, GROUP_N,
-                     GROUP_K, W_TMA, EVEN_N, EVEN_K, SCHEME, SCALES, INLINE, QUANT_OUT, SWAP, HAS_BIAS, MUL_WEIGHT,
-                     ACT, ALPHA, LIMIT)  # fmt: skip
+            pid_m, pid_n = swizzle(tile, num_m, num_n, GROUP)
+            expert = tl.load(experts + first_m + pid_m)
+            _up_tile(first_m + pid_m, pid_n, expert, x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids,
+                     num_valid, N2, K, stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn,
+                     stride_wsk, stride_out, stride_os, TOPK, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA,
+                     EVEN_N, EVEN_K, SCHEME, SCALES, INLINE, QUANT_OUT, SWAP, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA,
+                     LIMIT)  # fmt: skip
     else:
-        tile = tl.program_id(0)
-        if tile >= num_m * num_n:
+        pid_m, pid_n, expert = _own_tile(tl.program_id(0), post, experts, sorted_ids, num_n, num_valid, BLOCK_M, GROUP)
+        if expert < 0:
             return
-        _up_tile(tile, first_m, num_m, num_n, x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids,
-                 experts, num_valid, N2, K, stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse,
-                 stride_wsn, stride_wsk, stride_out, stride_os, TOPK, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, GROUP_N,
-                 GROUP_K, W_TMA, EVEN_N, EVEN_K, SCHEME, SCALES, INLINE, QUANT_OUT, SWAP, HAS_BIAS, MUL_WEIGHT, ACT,
-                 ALPHA, LIMIT)  # fmt: skip
+        short = False
+        if HALVE:
+            short = tl.load(sorted_ids + pid_m * BLOCK_M + BLOCK_M // 2) >= num_valid
+        if short:
+            _up_tile(2 * pid_m, pid_n, expert, x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids,
+                     num_valid, N2, K, stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn,
+                     stride_wsk, stride_out, stride_os, TOPK, BLOCK_M // 2, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA,
+                     EVEN_N, EVEN_K, SCHEME, SCALES, INLINE, QUANT_OUT, SWAP, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA,
+                     LIMIT)  # fmt: skip
+        else:
+            _up_tile(pid_m, pid_n, expert, x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids,
+                     num_valid, N2, K, stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn,
+                     stride_wsk, stride_out, stride_os, TOPK, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA,
+                     EVEN_N, EVEN_K, SCHEME, SCALES, INLINE, QUANT_OUT, SWAP, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA,
+                     LIMIT)  # fmt: skip
 
 
 @helper
-def _finish_up(acc, x_scale, w_scale, bias, out, out_scale, weight, sorted_ids, expert, pid_m, pid_n, num_valid, N2,
-               stride_xsm, stride_wse, stride_out, stride_os, TOPK: tl.constexpr, BLOCK_M: tl.constexpr,
-               BLOCK_N: tl.constexpr, SCHEME: tl.constexpr, QUANT_OUT: tl.constexpr, HAS_BIAS: tl.constexpr,
-               MUL_WEIGHT: tl.constexpr, ACT: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):  # fmt: skip
-    """Scales, router weight, bias, activation and store of one tile of the up projection."""
-    rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+def _zero_tile(out, sorted_ids, pid_m, pid_n, N, num_valid, stride_out, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Zeros for a tile of entries of no local expert."""
+    slot = tl.load(sorted_ids + pid_m * BLOCK_M + tl.arange(0, BLOCK_M))
     cols = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    if SCHEME == "row" or MUL_WEIGHT:
-        slot = tl.load(sorted_ids + rows)
-        valid = slot < num_valid
-        if SCHEME == "row":
-            acc *= tl.load(x_scale + (slot // TOPK).to(tl.int64) * stride_xsm, mask=valid, other=0.0)[:, None]
-            acc *= tl.load(w_scale + expert * stride_wse + cols, mask=cols < N2, other=0.0)[None, :]
-        if MUL_WEIGHT:
-            acc *= tl.load(weight + slot, mask=valid, other=0.0)[:, None]
-    if HAS_BIAS:
-        acc += tl.load(bias + expert * N2 + cols, mask=cols < N2, other=0.0).to(tl.float32)[None, :]
-    gate, up = _pair(acc, BLOCK_M, BLOCK_N)
-    result = combine_gate(gate, up, ACT, ALPHA, LIMIT)
-    half = pid_n * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
-    at = out + rows.to(tl.int64)[:, None] * stride_out + half[None, :]
-    if QUANT_OUT:
-        q, s = quant_rows(result, out.dtype.element_ty)
-        tl.store(at, q, mask=(half < N2 // 2)[None, :])
-        tl.store(out_scale + pid_n * stride_os + rows, s)
-    else:
-        tl.store(at, narrow(result, out.dtype.element_ty), mask=(half < N2 // 2)[None, :])
+    at = out + slot.to(tl.int64)[:, None] * stride_out + cols[None, :]
+    zeros = tl.zeros((BLOCK_M, BLOCK_N), out.dtype.element_ty)
+    tl.store(at, zeros, mask=(slot < num_valid)[:, None] & (cols < N)[None, :])
 
 
 @helper
-def _zero_inactive(out, sorted_ids, first_m, num_n, N, num_valid, stride_out, BLOCK_M: tl.constexpr,
-                   BLOCK_N: tl.constexpr):  # fmt: skip
-    """Zeros for the entries of no local expert: their blocks come first."""
-    for tile in range(tl.program_id(0), first_m * num_n, tl.num_programs(0)):
-        slot = tl.load(sorted_ids + tile // num_n * BLOCK_M + tl.arange(0, BLOCK_M))
-        cols = tile % num_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        at = out + slot.to(tl.int64)[:, None] * stride_out + cols[None, :]
-        zeros = tl.zeros((BLOCK_M, BLOCK_N), out.dtype.element_ty)
-        tl.store(at, zeros, mask=(slot < num_valid)[:, None] & (cols < N)[None, :])
-
-
-@helper
-def _down_tile(tile, first_m, num_m, num_n, h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, num_valid,
-               N, K, stride_h, stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk,
-               stride_out, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-               GROUP_N: tl.constexpr, GROUP_K: tl.constexpr, A_TMA: tl.constexpr, W_TMA: tl.constexpr,
-               EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SCHEME: tl.constexpr, SCALES: tl.constexpr,
-               INLINE: tl.constexpr, SWAP: tl.constexpr, HAS_BIAS: tl.constexpr,
-               MUL_WEIGHT: tl.constexpr):  # fmt: skip
+def _down_tile(pid_m, pid_n, expert, h, h_scale, w, w_scale, bias, out, weight, sorted_ids, num_valid, N, K, stride_h,
+               stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, stride_out,
+               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_N: tl.constexpr,
+               GROUP_K: tl.constexpr, A_TMA: tl.constexpr, W_TMA: tl.constexpr, EVEN_N: tl.constexpr,
+               EVEN_K: tl.constexpr, SCHEME: tl.constexpr, SCALES: tl.constexpr, INLINE: tl.constexpr,
+               SWAP: tl.constexpr, HAS_BIAS: tl.constexpr, MUL_WEIGHT: tl.constexpr):  # fmt: skip
     """One tile of the down projection: accumulate, then finish."""
     ks = tl.arange(0, BLOCK_K)
     steps = (K + BLOCK_K - 1) // BLOCK_K
     dtype: tl.constexpr = out.dtype.element_ty
-    pid_m, pid_n = swizzle(tile, num_m, num_n, GROUP)
-    pid_m += first_m
-    expert = tl.load(experts + pid_m).to(tl.int64)
+    expert = expert.to(tl.int64)
     rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     row = rows.to(tl.int64)
     n0 = pid_n * BLOCK_N
@@ -272,34 +329,57 @@ def _down_tile(tile, first_m, num_m, num_n, h, h_scale, w, w_scale, bias, out, w
 
 
 @triton.jit(do_not_specialize=["num_valid", "stride_hsk"])
-def down_gemm(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, post, num_valid, N, K, stride_h,
-              stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, stride_out,
+def down_gemm(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, post, weights, rows, num_valid, N, K,
+              stride_h, stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, stride_out,
               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
               GROUP_N: tl.constexpr, GROUP_K: tl.constexpr, A_TMA: tl.constexpr, W_TMA: tl.constexpr,
               EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SCHEME: tl.constexpr, SCALES: tl.constexpr,
               INLINE: tl.constexpr, SWAP: tl.constexpr, HAS_BIAS: tl.constexpr, MUL_WEIGHT: tl.constexpr,
-              PDL: tl.constexpr, FLATTEN: tl.constexpr):  # fmt: skip
-    """out[token, slot] = (h[row] @ w[expert].T + bias[expert]) * router weight; blocks of no expert write zeros."""
+              PDL: tl.constexpr, LINES: tl.constexpr, FLATTEN: tl.constexpr, HALVE: tl.constexpr):  # fmt: skip
+    """out[token, slot] = (h[row] @ w[expert].T + bias[expert]) * router weight; blocks of no expert write zeros.
+
+    `weights` and `rows` are the tensors that `w` and `h` may be descriptors of. The alignment is older than the
+    predecessor, which has waited: it may be read before waiting.
+    """
     num_n = (N + BLOCK_N - 1) // BLOCK_N
-    first_m = tl.load(post + 1)
-    num_m = tl.load(post) // BLOCK_M - first_m
-    wait_dependencies(PDL)
-    launch_dependents(PDL)
-    _zero_inactive(out, sorted_ids, first_m, num_n, N, num_valid, stride_out, BLOCK_M, BLOCK_N)
     if FLATTEN:
+        first_m = tl.load(post + 1)
+        num_m = tl.load(post) // BLOCK_M - first_m
+        wait_dependencies(PDL)
+        launch_dependents(PDL)
+        for tile in range(tl.program_id(0), first_m * num_n, tl.num_programs(0)):
+            _zero_tile(out, sorted_ids, tile // num_n, tile % num_n, N, num_valid, stride_out, BLOCK_M, BLOCK_N)
         for tile in tl.range(tl.program_id(0), num_m * num_n, tl.num_programs(0), flatten=True):
-            _down_tile(tile, first_m, num_m, num_n, h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts,
+            pid_m, pid_n = swizzle(tile, num_m, num_n, GROUP)
+            expert = tl.load(experts + first_m + pid_m)
+            _down_tile(first_m + pid_m, pid_n, expert, h, h_scale, w, w_scale, bias, out, weight, sorted_ids,
                        num_valid, N, K, stride_h, stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse,
-                       stride_wsn, stride_wsk, stride_out, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, GROUP_N, GROUP_K, A_TMA,
-                       W_TMA, EVEN_N, EVEN_K, SCHEME, SCALES, INLINE, SWAP, HAS_BIAS, MUL_WEIGHT)  # fmt: skip
+                       stride_wsn, stride_wsk, stride_out, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, A_TMA, W_TMA,
+                       EVEN_N, EVEN_K, SCHEME, SCALES, INLINE, SWAP, HAS_BIAS, MUL_WEIGHT)  # fmt: skip
     else:
-        tile = tl.program_id(0)
-        if tile >= num_m * num_n:
+        pid_m, pid_n, expert = _own_tile(tl.program_id(0), post, experts, sorted_ids, num_n, num_valid, BLOCK_M, GROUP)
+        if PDL and LINES > 0:
+            if expert >= 0:
+                _ahead(weights, expert, pid_n * BLOCK_N, N, K, stride_we, stride_wn, BLOCK_N, LINES, SCHEME)
+        wait_dependencies(PDL)
+        launch_dependents(PDL)
+        if expert == -1:
+            _zero_tile(out, sorted_ids, pid_m, pid_n, N, num_valid, stride_out, BLOCK_M, BLOCK_N)
+        if expert < 0:
             return
-        _down_tile(tile, first_m, num_m, num_n, h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts,
-                   num_valid, N, K, stride_h, stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn,
-                   stride_wsk, stride_out, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, GROUP_N, GROUP_K, A_TMA, W_TMA, EVEN_N,
-                   EVEN_K, SCHEME, SCALES, INLINE, SWAP, HAS_BIAS, MUL_WEIGHT)  # fmt: skip
+        short = False
+        if HALVE:
+            short = tl.load(sorted_ids + pid_m * BLOCK_M + BLOCK_M // 2) >= num_valid
+        if short:
+            _down_tile(2 * pid_m, pid_n, expert, rows, h_scale, w, w_scale, bias, out, weight, sorted_ids, num_valid,
+                       N, K, stride_h, stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn,
+                       stride_wsk, stride_out, BLOCK_M // 2, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, False, W_TMA, EVEN_N,
+                       EVEN_K, SCHEME, SCALES, INLINE, SWAP, HAS_BIAS, MUL_WEIGHT)  # fmt: skip
+        else:
+            _down_tile(pid_m, pid_n, expert, h, h_scale, w, w_scale, bias, out, weight, sorted_ids, num_valid, N, K,
+                       stride_h, stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk,
+                       stride_out, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, A_TMA, W_TMA, EVEN_N, EVEN_K, SCHEME,
+                       SCALES, INLINE, SWAP, HAS_BIAS, MUL_WEIGHT)  # fmt: skip
 
 
 @helper

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from xkernels.ops._details.common import helper, narrow
+from xkernels.ops._details.pdl import launch_dependents, wait_dependencies
 
 FP8_EPS = tl.constexpr(1e-10)  # smallest absolute maximum: keeps the scale of a zero row finite
 
@@ -20,6 +21,17 @@ def quant_rows(x, dtype: tl.constexpr):
 
 
 @helper
+def quant_pair(a, b, dtype: tl.constexpr):
+    """FP8 values of two float32 tiles with one scale per row over both: `quant_rows` of [a, b] side by side."""
+    LIMIT: tl.constexpr = 224.0 if dtype == tl.float8e4b8 else 448.0
+    peak = tl.maximum(tl.max(tl.abs(a), 1), tl.max(tl.abs(b), 1))
+    scale = tl.div_rn(tl.maximum(peak, FP8_EPS), LIMIT)
+    qa = tl.minimum(tl.maximum(a / scale[:, None], -LIMIT), LIMIT)
+    qb = tl.minimum(tl.maximum(b / scale[:, None], -LIMIT), LIMIT)
+    return narrow(qa, dtype), narrow(qb, dtype), scale
+
+
+@helper
 def _power_of_two(scale):
     """Smallest power of two that is at least `scale`, and its e8m0 exponent."""
     bits = scale.to(tl.int32, bitcast=True)
@@ -30,12 +42,14 @@ def _power_of_two(scale):
 @triton.jit(do_not_specialize=["rows", "eps", "stride_sm", "stride_sg"])
 def group_quant(x, q, scales, limit, rows, groups, eps, stride_xm, stride_qm, stride_sm, stride_sg,
                 GROUP: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, MODE: tl.constexpr,
-                HAS_LIMIT: tl.constexpr):  # fmt: skip
+                HAS_LIMIT: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """ROWS groups of GROUP columns: x [rows, groups * GROUP] -> q and one scale per group.
 
     MODE: `float`, `ue8m0` (float32 powers of two) or `packed` (exponent bytes; stride_sg counts words of four groups).
     `limit` (int32 on the device) is a number of rows beyond which nothing is done.
     """
+    wait_dependencies(PDL)
+    launch_dependents(PDL)
     flat = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     if HAS_LIMIT:
         rows = min(rows, tl.load(limit))
