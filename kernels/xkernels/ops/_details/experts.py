@@ -165,10 +165,11 @@ def down_projection(
         alignment.num_post_padded, e.w2, hidden.values, tokens * topk, n, k, hidden.values.stride(0),
         *hidden.scale_strides, e.w2.stride(0), e.w2.stride(1), *_scale_strides(e.w2_scale), out.stride(1),
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=int(config.get("GROUP_SIZE_M", 1)),
-        GROUP_N=BLOCK_K, GROUP_K=BLOCK_K, A_TMA=a_tma, W_TMA=tma, EVEN_N=n % block_n == 0, EVEN_K=k % block_k == 0, SCHEME=_SCHEMES[e.scheme.kind],
-        SCALES="one" if one else "each", INLINE=inline, SWAP=_swap(config), HAS_BIAS=e.b2 is not None,
-        MUL_WEIGHT=not weight_on_input, PDL=overlaps(config, weights), LINES=_lines(config), FLATTEN=per_unit > 0,
-        HALVE=_halve(config), **options(config, weights),
+        GROUP_N=BLOCK_K, GROUP_K=BLOCK_K, A_TMA=a_tma, W_TMA=tma, EVEN_N=n % block_n == 0,
+        EVEN_K=k % block_k == 0, SCHEME=_SCHEMES[e.scheme.kind], SCALES="one" if one else "each", INLINE=inline,
+        SWAP=_swap(config), HAS_BIAS=e.b2 is not None, MUL_WEIGHT=not weight_on_input,
+        PDL=overlaps(config, weights), LINES=_lines(config), FLATTEN=per_unit > 0, HALVE=_halve(config),
+        **options(config, weights),
     )  # fmt: skip
     return out
 
