@@ -44,7 +44,25 @@ def tuner() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"kernels.md": kernels, "tuner.md": tuner}
+def orchestrator() -> str:
+    """The page of the control plane."""
+    d = _read("orchestrator_overhead.json")
+    low, high = sorted(d["load"])
+    return (
+        f"# The orchestrator, measured\n\n{GENERATED}\n\n{d['device']}, Python {d['python']}, {d['date']}, load average "
+        f"{low} to {high}: `{d['command']}`\n\n"
+        f"{d['cells']} cells that do nothing, through process isolation on {d['slots']} slots; {d['passed']} passed.\n\n"
+        "| | |\n|---|---|\n"
+        f"| a child alone, started the same way | {d['child_ms']} ms |\n"
+        f"| a cell, in its slot | {d['cell_ms']} ms |\n"
+        f"| so the orchestrator adds | {d['overhead_ms']} ms |\n"
+        f"| its own processor time per cell | {d['cpu_ms']} ms |\n"
+        f"| planning 10,000 cells | {d['plan_10000_s']} s |\n"
+        f"| memory at most | {d['rss_mib']} MiB |\n"
+    )
+
+
+PAGES = {"kernels.md": kernels, "tuner.md": tuner, "orchestrator.md": orchestrator}
 
 
 def _read(name: str) -> dict[str, Any]:
