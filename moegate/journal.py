@@ -1,7 +1,8 @@
 """An append-only record of what happened, written before it is acted upon.
 
 One JSON line per entry, `{"seq": n, "kind": ..., "time": ..., "data": {...}, "sum": ...}`, where `sum` is the first 16
-hex digits of the sha256 of the line without it. A line is written by one `write` and fsynced. A torn last line (a
+hex digits of the sha256 of the line without it. A line is written by one `write` and fsynced (a `lazy` journal leaves
+that to the system and syncs when it is closed: it outlives its process, not the machine). A torn last line (a
 crash while writing) is cut off at the next opening; damage anywhere else is refused with the entry's number, because
 a history with a hole cannot be resumed from.
 """
@@ -48,15 +49,18 @@ class Journal:
     One process at a time writes: the file is held by `flock`, which dies with its holder.
     """
 
-    def __init__(self, path: Path, stream: int, entries: list[Entry]) -> None:
+    def __init__(self, path: Path, stream: int, entries: list[Entry], lazy: bool = False) -> None:
         self.path = path
         self.entries = entries
+        self._lazy = lazy
         self._stream = stream
         self._turn = threading.Lock()
 
     @classmethod
-    def open(cls, path: Path, *, purpose: str = "run") -> Journal:
+    def open(cls, path: Path, *, purpose: str = "run", lazy: bool = False) -> Journal:
         """Open or create a journal, cut a torn tail, and take the writer's lock.
+
+        `lazy`: for outcomes that come by the hundred a second and can be had again.
 
         Raises:
             InfraError: another process is writing it, or the file system refuses.
@@ -77,7 +81,7 @@ class Journal:
             if good < path.stat().st_size:
                 os.ftruncate(stream, good)
                 os.fsync(stream)
-            journal = cls(path, stream, entries)
+            journal = cls(path, stream, entries, lazy)
             if not entries:
                 journal.append(_HEADER, schema=SCHEMA, purpose=purpose)
                 fsync_directory(path.parent)
@@ -99,7 +103,8 @@ class Journal:
             try:
                 if os.write(self._stream, line) != len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fsync(self._stream)
+                if not self._lazy:
+                    os.fsync(self._stream)
             except OSError as error:
                 os.ftruncate(self._stream, size)
                 raise InfraError(f"{self.path}: cannot write the journal: {error.strerror}") from None
@@ -114,6 +119,8 @@ class Journal:
     def close(self) -> None:
         """Release the file and its lock."""
         if self._stream >= 0:
+            if self._lazy:
+                os.fsync(self._stream)
             os.close(self._stream)
             self._stream = -1
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
-import itertools
 import statistics
 import threading
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from tuner.strategies.base import ErrorClass
 __all__ = ["CompilePool", "Compiled"]
 
 _START_S = 180.0
-_LONGEST_S, _SHORTEST_S = 60.0, 15.0
+_LONGEST_S, _SHORTEST_S = 60.0, 10.0
 _SIZE = 64
 """Batch size that is compiled for: kernels take the number of tokens as a run-time integer, so one serves all."""
 
@@ -36,20 +35,20 @@ class Compiled:
 
 
 class CompilePool:
-    """`workers` children, each driven by a thread; jobs that a caller waits for go before those prepared early."""
+    """`workers` children, each driven by a thread; jobs are done in the order in which they were prepared."""
 
     def __init__(self, spec: ChildSpec, engine: str, problem: Problem, workers: int) -> None:
         self._kernel = {"engine": engine, "problem": problem.as_dict()}
         self._target: dict[str, Any] | None = None
-        self._spec = spec
-        self._queue: list[tuple[int, int, Job]] = []
-        self._order = itertools.count()
+        self._queue: deque[Job] = deque()
+        self._blocks: deque[int] = deque()
         self._state: dict[Job, Compiled | None] = {}
-        self._running: set[Job] = set()
+        self._finished: deque[Job] = deque()
         self._times: list[float] = []
         self._changed = threading.Condition()
         self._closing = False
-        self._threads = [threading.Thread(target=self._work, args=(n,), daemon=True) for n in range(workers)]
+        self._workers = [Worker(spec, f"compile-{number}") for number in range(workers)]
+        self._threads = [threading.Thread(target=self._work, args=(w,), daemon=True) for w in self._workers]
         for thread in self._threads:
             thread.start()
 
@@ -77,27 +76,34 @@ class CompilePool:
         """Say what to compile for; the children have started meanwhile. Jobs come after this."""
         self._target = target
 
-    def prepare(self, jobs: Iterable[Job], urgent: bool = False) -> None:
-        """Queue jobs that were not queued before; urgent ones overtake."""
+    def helpers(self, blocks: Iterable[int]) -> None:
+        """Compile, before anything else, what runs around the tuned kernels at these BLOCK_SIZE_M."""
+        with self._changed:
+            self._blocks.extend(blocks)
+            self._changed.notify_all()
+
+    def prepare(self, jobs: Iterable[Job]) -> None:
+        """Queue jobs that were not queued before."""
         assert self._target is not None
         with self._changed:
             for job in jobs:
                 if job not in self._state:
                     self._state[job] = None
-                elif not urgent or self._state[job] is not None:
-                    continue
-                heapq.heappush(self._queue, (0 if urgent else 1, next(self._order), job))
+                    self._queue.append(job)
             self._changed.notify_all()
 
-    def wait(self, job: Job) -> Compiled:
-        """The result of a job, queued now if it never was."""
-        self.prepare([job], urgent=True)
+    def result(self, job: Job) -> Compiled | None:
+        """The result of a job, None while it is not done."""
+        return self._state.get(job)
+
+    def poll(self) -> list[Job]:
+        """Jobs that ended since the last call; waits for one where there is none. Empty only after `close`."""
         with self._changed:
-            while (done := self._state[job]) is None:
+            while not self._finished and not self._closing:
                 self._changed.wait(1.0)
-                if self._closing:
-                    return Compiled(None, "compile-failed", "the pool was closed")
-        return done
+            ended = list(self._finished)
+            self._finished.clear()
+        return ended
 
     def close(self) -> None:
         """End all children; jobs that wait are dropped."""
@@ -105,6 +111,8 @@ class CompilePool:
             self._closing = True
             self._queue.clear()
             self._changed.notify_all()
+            for worker in self._workers:
+                worker.interrupt()
         for thread in self._threads:
             thread.join()
 
@@ -114,29 +122,30 @@ class CompilePool:
         p90 = statistics.quantiles(self._times, n=10)[-1]
         return min(_LONGEST_S, max(_SHORTEST_S, 3 * p90))
 
-    def _next(self) -> Job | None:
+    def _next(self) -> Job | int | None:
+        """A job, or a BLOCK_SIZE_M whose helpers are wanted; None at the end."""
         with self._changed:
-            while True:
-                while self._queue:
-                    job = heapq.heappop(self._queue)[2]
-                    # An urgent copy of a job may be queued while the job is done or under way.
-                    if self._state[job] is None and job not in self._running:
-                        self._running.add(job)
-                        return job
-                if self._closing:
-                    return None
+            while not self._closing:
+                if self._blocks and self._target is not None:
+                    return self._blocks.popleft()
+                if self._queue:
+                    return self._queue.popleft()
                 self._changed.wait(1.0)
+        return None
 
-    def _work(self, number: int) -> None:
-        worker = Worker(self._spec, f"compile-{number}")
+    def _work(self, worker: Worker) -> None:
         try:
             with contextlib.suppress(WorkerLost):  # a child that cannot start fails every job, with its reason
                 worker.ask("warm", _START_S, **self._kernel)
             while (job := self._next()) is not None:
+                if isinstance(job, int):
+                    with contextlib.suppress(WorkerLost):  # then the measuring child compiles them itself
+                        worker.ask("helpers", _START_S, **self._kernel, target=self._target, block=job)
+                    continue
                 done = self._compile(worker, job)
                 with self._changed:
                     self._state[job] = done
-                    self._running.discard(job)
+                    self._finished.append(job)
                     if done.facts is not None:
                         self._times.append(float(done.facts["seconds"]))
                     self._changed.notify_all()
@@ -146,7 +155,7 @@ class CompilePool:
     def _compile(self, worker: Worker, job: Job) -> Compiled:
         projection, config = job
         lost: WorkerLost | None = None
-        for _ in range(2):  # one retry in a fresh process: a loss may be the machine's and not the config's
+        for _ in range(2):  # a crash once more in a fresh process: it may be the machine's and not the config's
             first = worker.pid is None
             try:
                 answer = worker.ask(
@@ -155,7 +164,11 @@ class CompilePool:
                 )  # fmt: skip
             except WorkerLost as error:
                 lost = error
+                if self._closing or lost.kind == "timeout":
+                    break
                 continue
+            except Exception as error:  # nobody waits for a job for ever because a thread died
+                return Compiled(None, "compile-crashed", f"{type(error).__name__}: {error}"[:300])
             if "error" in answer:
                 kind: ErrorClass = "over-shared" if answer["error"] == "over-shared" else "compile-failed"
                 return Compiled(None, kind, str(answer["reason"]))

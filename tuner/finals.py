@@ -76,25 +76,37 @@ class Finals:
     """Plays the finals of all batch sizes in one fresh child."""
 
     def __init__(
-        self, spec: ChildSpec, problem: Problem, options: LiveOptions, journal: Journal, environment: str
+        self, spec: ChildSpec, problem: Problem, options: LiveOptions, journal: Journal, environment: str = ""
     ) -> None:
-        self.problem, self.options, self.journal, self.environment = problem, options, journal, environment
+        self.problem, self.options, self.journal = problem, options, journal
         self.worker = Worker(spec, "finals", [("setup", options.setup(problem))])
+        self.spent: dict[str, float] = {}
         self._warming = threading.Thread(target=self._begin, daemon=True)
+        self.enter(environment)
+
+    def enter(self, environment: str) -> None:
+        """Say what the outcomes depend on; what the journal holds of it is not asked again."""
+        self.environment = environment
         self._done = {
             (entry.kind, entry.data["size"], _spell(entry.data["candidates"])): entry.data["answer"]
-            for entry in journal.of("final", "verify")
+            for entry in self.journal.of("final", "verify")
             if entry.data["env"] == environment
         }
 
     def warm(self) -> None:
-        """Start the child in the background, while others still compile; it then waits without touching the device."""
+        """Start the child in the background, beside all others."""
         self._warming.start()
+
+    def settle(self) -> None:
+        """Wait until the child has started: from here on it leaves the device alone until it is asked."""
+        if self._warming.is_alive():
+            self._warming.join()
 
     def close(self) -> None:
         """End the child."""
         if self._warming.is_alive():
-            self._warming.join()
+            self.worker.interrupt()
+        self.settle()
         self.worker.stop()
 
     def _begin(self) -> None:
@@ -151,12 +163,12 @@ class Finals:
             return self._done[key]
         args = {"candidates": plain, **more} if kind == "final" else {"configs": plain[0]}
         limit = self.options.first_deadline_s
-        if self._warming.is_alive():
-            self._warming.join()
+        self.settle()
         try:
             answer = self.worker.ask("finals" if kind == "final" else "verify", limit, size=size, **args)
         except WorkerLost as lost:
             answer = {"error": lost.kind, "reason": lost.reason}
+        self.spent.update(answer.get("spent", {}))
         answer = {
             name: value for name, value in answer.items() if name in ("samples_us", "error", "reason", "max_rel", "rms")
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,6 +47,7 @@ class Journaled:
         self.measured = 0
         self.reused = 0
         self._known: dict[tuple[Unit, int], Outcome] = {}
+        self._answers: deque[Outcome] = deque()
         for entry in journal.of("outcome"):
             if entry.data["env"] == environment:
                 outcome = outcome_of(entry.data)
@@ -60,26 +61,26 @@ class Journaled:
                 strikes[entry.data["projection"], Config.of(entry.data["config"])] += 1
         return strikes
 
-    def prepare(self, units: Sequence[Unit]) -> None:
-        """Pass on what is not known yet."""
-        self.inner.prepare([unit for unit in units if (unit, 0) not in self._known])
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Pass on what the journal does not answer."""
+        self._answers.extend(known for r in requests if (known := self._known.get((r.unit, r.rung))) is not None)
+        self.inner.submit([r for r in requests if (r.unit, r.rung) not in self._known])
 
-    def measure(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Answer in order; one request at a time reaches `inner`, so that a crash loses at most one."""
-        missing = [r for r in requests if (r.unit, r.rung) not in self._known]
-        self.inner.prepare([r.unit for r in missing])
-        outcomes = []
-        for request in requests:
-            known = self._known.get((request.unit, request.rung))
-            if known is None:
-                known = self.inner.measure([request])[0]
-                self.journal.append("outcome", **outcome_data(known, self.environment))
-                self._known[request.unit, request.rung] = known
-                self.measured += 1
-            else:
-                self.reused += 1
-            outcomes.append(known)
-        return outcomes
+    def next(self) -> Outcome:
+        """What the journal knows first; else one answer of `inner`, written down, so that a crash loses at most one."""
+        if self._answers:
+            self.reused += 1
+            return self._answers.popleft()
+        outcome = self.inner.next()
+        self.journal.append("outcome", **outcome_data(outcome, self.environment))
+        self._known[outcome.unit, outcome.rung] = outcome
+        self.measured += 1
+        return outcome
+
+    def cancel(self) -> None:
+        """Forget what is not answered."""
+        self._answers.clear()
+        self.inner.cancel()
 
 
 def error_counts(journal: Journal) -> dict[str, int]:

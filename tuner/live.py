@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from moegate.errors import InfraError
-from tuner.ahead import CompilePool
+from tuner.ahead import CompilePool, Job
 from tuner.child.client import ChildSpec, Worker, WorkerLost
 from tuner.config import Config
 from tuner.problem import Problem, Projection
@@ -56,21 +59,34 @@ class LiveOptions:
         }
 
 
+def _at_once() -> None:
+    """Nobody else is on the device."""
+
+
 class Live:
-    """Answers requests from the device. `hello` and `ready` are what the child said of itself and of the kernel."""
+    """Answers requests from the device. `hello` is what the child said of itself, its device and the kernel.
+
+    A request is ready as soon as its config is compiled, and whatever is ready is measured.
+    """
 
     def __init__(self, spec: ChildSpec, problem: Problem, options: LiveOptions,
                  on_strike: Callable[[Strike], None] = lambda strike: None) -> None:  # fmt: skip
         self.spec, self.problem, self.options = spec, problem, options
         self._on_strike = on_strike
         self.strikes: Counter[tuple[Projection, Config]] = Counter()
-        self.compiled_late = 0
+        self.compiled_late: list[str] = []
+        self.spent: dict[str, float] = {"waiting": 0.0, "child": 0.0}
         self.environment = ""
+        self.hold: Callable[[], None] = _at_once
+        """Called before each measurement: returns when nobody else uses the device."""
+        self._setup: threading.Thread | None = None
+        self._ready: deque[Request] = deque()
+        self._held: defaultdict[Job, list[Request]] = defaultdict(list)
         self.worker = Worker(spec, "measure", [("setup", options.setup(problem))])
         # The compile children import while the measuring child looks at its device.
         self.pool = CompilePool(spec, options.engine, problem, options.workers) if options.workers else None
         try:
-            self.hello, self.ready = self._introduce()
+            self.hello = self._introduce()
         except BaseException:
             self.close()
             raise
@@ -80,37 +96,59 @@ class Live:
                 self.pool = None
             else:
                 self.pool.aim(self.hello["target"])
+        # Weights are made while the first configs are compiled.
+        self._setup = threading.Thread(target=self._begin, daemon=True)
+        self._setup.start()
 
-    def _introduce(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _introduce(self) -> dict[str, Any]:
         """Start the first measuring child; what it says of its device and of the kernel."""
         probe = Worker(self.spec, "measure-first")
-        answers = []
+        kernel = {"engine": self.options.engine, "problem": self.problem.as_dict()}
         try:
-            for verb, args in (("hello", {}), ("setup", self.options.setup(self.problem))):
-                answer = probe.ask(verb, self.options.first_deadline_s, **args)
-                if "error" in answer:
-                    raise InfraError(
-                        f"the measuring child cannot {verb}: {answer['reason']} (logs: {self.spec.folder})"
-                    )
-                answers.append(answer)
+            answer = probe.ask("hello", self.options.first_deadline_s, **kernel)
+            if "error" in answer:
+                raise InfraError(f"the measuring child cannot start: {answer['reason']} (logs: {self.spec.folder})")
         except WorkerLost as lost:
             raise InfraError(f"the measuring child did not start: {lost.reason} (logs: {self.spec.folder})") from None
         except BaseException:
             probe.kill()
             raise
         self.worker.adopt(probe)
-        return answers[0], answers[1]
+        return answer
 
-    def prepare(self, units: Iterable[Unit]) -> None:
-        """Start compiling what will be asked for soon."""
-        if self.pool is not None:
-            self.pool.prepare((unit.projection, unit.config) for unit in units)
+    def _begin(self) -> None:
+        with contextlib.suppress(WorkerLost, InfraError):  # whoever asks next starts it again and hears why
+            self.worker.prime(self.options.first_deadline_s)
 
-    def measure(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Answer requests in order."""
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Take requests on and start compiling what they need."""
+        for request in requests:
+            job = (request.unit.projection, request.unit.config)
+            if self.pool is None or self.strikes[job] >= _STRIKES or self.pool.result(job) is not None:
+                self._ready.append(request)
+            else:
+                self._held[job].append(request)
         if self.pool is not None:
-            self.pool.prepare(((r.unit.projection, r.unit.config) for r in requests), urgent=True)
-        return [self._one(request) for request in requests]
+            self.pool.prepare((r.unit.projection, r.unit.config) for r in requests)
+
+    def next(self) -> Outcome:
+        """Answer the request that became ready first."""
+        began = time.monotonic()
+        while not self._ready:
+            if not self._held or self.pool is None:
+                raise LookupError("no request is open")
+            ended = self.pool.poll()
+            if not ended:
+                raise InfraError("the compile pool was closed")
+            for job in ended:
+                self._ready.extend(self._held.pop(job, ()))
+        self.spent["waiting"] += time.monotonic() - began
+        return self._one(self._ready.popleft())
+
+    def cancel(self) -> None:
+        """Forget all requests that were not answered."""
+        self._ready.clear()
+        self._held.clear()
 
     def block(self, projection: Projection, config: Config) -> None:
         """Block a config from the start (it did harm in an earlier run)."""
@@ -118,6 +156,9 @@ class Live:
 
     def close(self) -> None:
         """End all children."""
+        if self._setup is not None and self._setup.is_alive():
+            self.worker.interrupt()
+            self._setup.join()
         self.worker.stop()
         if self.pool is not None:
             self.pool.close()
@@ -127,8 +168,8 @@ class Live:
         at = (unit.projection, unit.config)
         if self.strikes[at] >= _STRIKES:
             return Outcome(unit, request.rung, error="blocklisted", reason="took the measuring process down twice")
-        if self.pool is not None:
-            compiled = self.pool.wait(at)
+        compiled = None if self.pool is None else self.pool.result(at)
+        if compiled is not None:
             if compiled.error is not None:
                 return Outcome(unit, request.rung, error=compiled.error, reason=compiled.reason)
             assert compiled.facts is not None
@@ -147,18 +188,27 @@ class Live:
 
     def _try(self, request: Request) -> Outcome:
         unit = request.unit
+        assert self._setup is not None
+        if self._setup.is_alive():
+            self._setup.join()
+        self.hold()
+        began = time.monotonic()
         try:
             self.worker.start(self.options.first_deadline_s)
             answer = self.worker.ask(
                 "measure", self.options.deadline_s, size=unit.batch_size, projection=unit.projection,
-                config=unit.config.as_dict(), reps=request.reps, abort_us=request.abort_us,
+                config=unit.config.as_dict(), reps=request.reps, abort_us=request.bar(),
             )  # fmt: skip
         except WorkerLost as lost:
             return Outcome(unit, request.rung, error=lost.kind, reason=lost.reason)
+        finally:
+            self.spent["child"] += time.monotonic() - began
         if "error" in answer:
             kind: ErrorClass = answer["error"] if answer["error"] in ERRORS else "exception"
             return Outcome(unit, request.rung, error=kind, reason=str(answer["reason"]))
-        self.compiled_late = max(self.compiled_late, int(answer.get("compiled", 0)))
+        if len(answer.get("compiled", ())) > len(self.compiled_late):
+            self.compiled_late = answer["compiled"]
+        self.spent.update(answer.get("spent", {}))
         if int(answer.get("rss", 0)) > _RECYCLE_RSS:
             self.worker.stop()
         return Outcome(unit, request.rung, tuple(round(float(value), 3) for value in answer["samples_us"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shlex
 import shutil
 import sys
@@ -40,7 +41,10 @@ _NOT_CODEGEN = ("TRITON_CACHE_DIR", "TRITON_HOME")
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What the command line says."""
+    """What the command line says.
+
+    `finals` off ends with the search and writes no config file; `seeds` are configs that every batch size tries.
+    """
 
     problem: Problem
     batch_sizes: tuple[int, ...]
@@ -59,11 +63,17 @@ class TuneOptions:
     quiet: bool = False
     vllm: bool = False
     keep_cache: bool = False
+    finals: bool = True
+    seeds: tuple[Config, ...] = ()
 
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What came out. `files` are all files written; `seconds` the wall time of each stage."""
+    """What came out.
+
+    `files` are all files written; `seconds` the wall time of each stage, `spent` what the measuring and the finals
+    child and the wait for compiles took of it. `compiled_late` names kernels that the measuring child had to compile.
+    """
 
     finals: tuple[Final, ...]
     findings: Findings
@@ -76,6 +86,8 @@ class TuneResult:
     errors: dict[str, int]
     complete: bool
     origin: Origin
+    spent: dict[str, float] = field(default_factory=dict)
+    compiled_late: tuple[str, ...] = ()
 
 
 def device_name_of(hello: dict[str, Any]) -> str:
@@ -91,53 +103,69 @@ def tune(options: TuneOptions) -> TuneResult:
     """
     clock = _Clock()
     spec = _spec(options)
-    with Journal.open(options.out / "journal", purpose=PURPOSE) as journal:
-        live = _live(options, spec, journal)
-        finals: Finals | None = None
+    with Journal.open(options.out / "journal", purpose=PURPOSE, lazy=True) as journal:
+        live_options = _live_options(options, spec)
+        finals = Finals(spec, options.problem, live_options, journal)
+        live: Live | None = None
         try:
-            clock.mark("start")
+            if options.finals:
+                finals.warm()
+            live = _live(options, spec, live_options, journal)
             setting = _Setting(options, live)
+            finals.enter(setting.digest)
+            live.hold = finals.settle
             runner = Journaled(live, journal, setting.digest)
             live.strikes.update(runner.blocked())
             setting.note(journal)
-            progress = Progress(5 * len(options.batch_sizes), quiet=options.quiet)
-            finals = Finals(spec, options.problem, setting.live_options, journal, setting.digest)
-            finals.warm()
+            clock.mark("start")
+            progress = Progress(4 * len(options.batch_sizes), quiet=options.quiet)
             findings = strategy(options.strategy).tune(setting.task(progress, clock), runner)
             live.close()
             clock.mark("search")
-            played = _play(finals, findings, setting, progress)
+            played = _play(finals, findings, setting, progress) if options.finals else []
             clock.mark("finals")
             progress.end()
         finally:
-            live.close()
-            if finals is not None:
-                finals.close()
+            if live is not None:
+                live.close()
+            finals.close()
         key = options.problem.key(setting.device_name)
         origin = setting.origin(findings)
-        files = emit(options.out, key, played, origin)
-        files += emit(options.out, key, played, origin, "vllm") if options.vllm else []
+        files = emit(options.out, key, played, origin) if played else []
+        files += emit(options.out, key, played, origin, "vllm") if options.vllm and played else []
         journal.append("emitted", files=[str(path.relative_to(options.out)) for path in files])
         clock.mark("emit")
-        counts = {
-            "evaluations": findings.evaluations,
-            "measured": runner.measured,
-            "reused": runner.reused,
-            "compiled": live.pool.count if live.pool is not None else 0,
-            "binaries": live.pool.binaries() if live.pool is not None else 0,
-            "compile_cpu_s": round(live.pool.seconds) if live.pool is not None else 0,
-            "slowest_compile_ms": round(live.pool.slowest * 1e3) if live.pool is not None else 0,
-            "compiled_late": live.compiled_late,
-            "child_starts": live.worker.starts,
-        }
+        counts = _counts(findings, runner, live)
+        spent = {name: round(value, 2) for name, value in live.spent.items()}
+        spent |= {f"finals {name}": round(value, 2) for name, value in finals.spent.items()}
         errors = error_counts(journal)
     if not options.keep_cache:
         shutil.rmtree(options.out / "cache", ignore_errors=True)
     shutil.rmtree(options.out / "children" / "packages", ignore_errors=True)
     return TuneResult(
         tuple(played), findings, tuple(files), setting.identity, dict(live.hello["versions"]), setting.interpreted,
-        clock.seconds, counts, errors, findings.complete, origin,
+        clock.seconds, counts, errors, findings.complete, origin, spent, tuple(live.compiled_late),
     )  # fmt: skip
+
+
+def _counts(findings: Findings, runner: Journaled, live: Live) -> dict[str, int]:
+    """What the tuning did, in numbers."""
+    pool = live.pool
+    compiles = {} if pool is None else {
+        "compiled": pool.count, "binaries": pool.binaries(), "compile_cpu_s": round(pool.seconds),
+        "slowest_compile_ms": round(pool.slowest * 1e3),
+    }  # fmt: skip
+    return {
+        "evaluations": findings.evaluations,
+        "measured": runner.measured,
+        "reused": runner.reused,
+        "compiled": 0,
+        "binaries": 0,
+        **compiles,
+        "compiled_late": len(live.compiled_late),
+        "child_starts": live.worker.starts,
+        "parent_peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+    }
 
 
 def _play(finals: Finals, findings: Findings, setting: _Setting, progress: Progress) -> list[Final]:
@@ -171,13 +199,15 @@ def _accelerator() -> bool:
     return any(Path(node).exists() for node in nodes)
 
 
-def _live(options: TuneOptions, spec: ChildSpec, journal: Journal) -> Live:
+def _live_options(options: TuneOptions, spec: ChildSpec) -> LiveOptions:
     interpreted = "TRITON_INTERPRET" in spec.env
-    live_options = LiveOptions(
+    return LiveOptions(
         options.engine, options.seed, 1 if interpreted else 5, options.routing, not interpreted,
         0 if interpreted else (options.workers or pool_size()), 60.0 if interpreted else 30.0,
     )  # fmt: skip
 
+
+def _live(options: TuneOptions, spec: ChildSpec, live_options: LiveOptions, journal: Journal) -> Live:
     def struck(strike: Strike) -> None:
         journal.append(
             "strike", env=live.environment, projection=strike.unit.projection, size=strike.unit.batch_size,
@@ -200,8 +230,8 @@ class _Setting:
         self.vendor = _vendor(live.hello)
         self.effort: Effort = effort(options.effort, interpreted=self.interpreted)
         self.space: Space = space_for(options.problem.op, self.vendor)
-        self.kernel_hash = str(live.ready["kernel_hash"])
-        self.descriptors_first = bool(live.ready["descriptors_first"])
+        self.kernel_hash = str(self.hello["kernel"]["kernel_hash"])
+        self.descriptors_first = bool(self.hello["kernel"]["descriptors_first"])
         self.environment = {
             **live.hello["versions"],
             **codegen_variables(os.environ),
@@ -212,6 +242,9 @@ class _Setting:
              self.identity.identity, options.routing, options.seed]
         )[:16]  # fmt: skip
         live.environment = self.digest
+        blocks = self.space.axis("BLOCK_SIZE_M")
+        if live.pool is not None:
+            live.pool.helpers((0, *(int(value) for value in (blocks.values if blocks is not None else ()))))
 
     def default(self, size: int) -> Config:
         """The default config of one batch size."""
@@ -243,10 +276,11 @@ class _Setting:
             )
 
         # The finals and verification take about as long as a sixth of the search: leave them room.
-        late: Callable[[], bool] = (lambda: clock.elapsed() > 0.8 * budget) if budget is not None else (lambda: False)
+        share = 0.8 if self.options.finals else 1.0
+        late: Callable[[], bool] = (lambda: clock.elapsed() > share * budget) if budget is not None else (lambda: False)
         return Task(
             self.options.problem, self.options.batch_sizes, self.space, self.effort, self.default, prior,
-            self.options.seed, report, late, descriptors_first=self.descriptors_first,
+            self.options.seed, report, late, self.options.seeds, descriptors_first=self.descriptors_first,
         )  # fmt: skip
 
     def origin(self, findings: Findings) -> Origin:

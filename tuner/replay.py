@@ -12,7 +12,7 @@ import statistics
 import tempfile
 import time
 import zlib
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,13 +94,19 @@ class Replay:
 
     def __init__(self, recorded: Recorded, delay_s: float = 0.0) -> None:
         self.recorded, self._delay = recorded, delay_s
+        self._queue: deque[Request] = deque()
 
-    def prepare(self, units: Sequence[Unit]) -> None:
-        """Nothing to prepare."""
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Take requests on."""
+        self._queue.extend(requests)
 
-    def measure(self, requests: Sequence[Request]) -> list[Outcome]:
-        """The recorded time, as often as it was asked for."""
-        return [self._one(request) for request in requests]
+    def next(self) -> Outcome:
+        """The recorded time of the request that waits longest, as often as it was asked for."""
+        return self._one(self._queue.popleft())
+
+    def cancel(self) -> None:
+        """Forget what is not answered."""
+        self._queue.clear()
 
     def _one(self, request: Request) -> Outcome:
         if self._delay:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from moegate.version import own_version
+
 __all__ = ["ensure_runnable", "environment_words"]
 
 
@@ -25,7 +27,8 @@ def environment_words() -> dict[str, str]:
 
     from tuner.pipeline import codegen_variables
 
-    words = {"torch": torch.__version__, "python": platform.python_version(), **codegen_variables(os.environ)}
+    words = {"moegate": own_version(), "torch": torch.__version__, "python": platform.python_version()}
+    words |= codegen_variables(os.environ)
     try:
         import triton
     except ImportError:

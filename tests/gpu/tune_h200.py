@@ -2,11 +2,13 @@
 
     python tests/gpu/tune_h200.py --out DIR --dtype bfloat16 quick full exhaustive serial planted
 
-Stages, each in a fresh folder with cold caches: `quick` and `full` (the prior leaves out sm_90), `noprior`,
-`exhaustive`, `serial` (40 random configs the way SGLang's tuner visits them: compile, then 10 x 10 graph replays, one
-after the other in one process), `planted` (configs that hang, crash, read out of bounds, compute nonsense, exceed
-shared memory). With several GPUs the exhaustive sweep is dealt to them by batch size. The regret table comes last,
-from the exhaustive times where there are any; `sweep.json.gz` is what `tuner replay` reads.
+Stages, each in a fresh folder: `quick`, `full` and `noprior` with cold caches (the prior leaves out sm_90),
+`exhaustive` (every config of both projections with descriptors on and off; what the stages before it compiled it does
+not compile again, what they chose it times too), `serial` (random configs the way SGLang's tuner visits them: compile,
+then 10 x 10 graph replays, one after the other in one process, for `--serial` seconds), `planted` (configs that hang,
+crash, read out of bounds, compute nonsense, exceed shared memory). With several GPUs the exhaustive sweep is dealt to
+them by batch size. The regret table comes last, from the exhaustive times where there are any; `sweep.json.gz` is what
+`tuner replay` reads.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import gzip
 import json
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -39,6 +42,7 @@ from tuner.strategies.base import Unit  # noqa: E402
 SHAPE = {"E": 64, "N": 896, "H": 1280, "topk": 6}
 GROUPS = ((4096, 1, 2), (3072, 1024, 4, 8), (2048, 512, 16, 24, 32), (1536, 48, 64, 96, 128, 256))
 STAGES = ("quick", "full", "noprior", "exhaustive", "serial", "planted")
+_AFTER_S = 12.0  # for what comes after a sweep: collecting and the regret table
 FIELDS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages", "USE_TMA")
 
 
@@ -52,15 +56,30 @@ def run_tune(args: argparse.Namespace, stage: str) -> dict[str, Any]:
     """One tuning in this process's children; wall time from here to the files."""
     effort = {"noprior": "full"}.get(stage, stage)
     sizes = tuple(int(word) for word in args.sizes.split(",")) if args.sizes else BATCH_SIZES
+    sweep = stage == "exhaustive"
+    seeds = seed_sweep(args, args.out / stage) if sweep else ()
     options = TuneOptions(
         problem_for(args.dtype), sizes, args.out / stage, effort, engine=args.engine, prior=stage != "noprior",
-        strategy="exhaustive" if stage == "exhaustive" else "racing", without=("sm_90",), seed=args.seed,
-        workers=args.workers, budget_s=args.limit if stage == "exhaustive" else None,
+        strategy="exhaustive" if sweep else "racing", without=("sm_90",), seed=args.seed, workers=args.workers,
+        budget_s=args.limit if sweep else None, keep_cache=True, finals=not sweep, seeds=seeds, quiet=True,
     )  # fmt: skip
     began = time.monotonic()
     done = tune(options)
     wall = time.monotonic() - began
     return summary(stage, done, wall)
+
+
+def seed_sweep(args: argparse.Namespace, folder: Path) -> tuple[Config, ...]:
+    """Give a sweep what the tunings before it compiled; returns what they chose outside of what it visits anyway."""
+    root = args.seeds or args.out
+    for stage in ("quick", "full"):
+        if (root / stage / "cache").is_dir():
+            shutil.copytree(root / stage / "cache", folder / "cache", copy_function=os.link, dirs_exist_ok=True)
+    results = root / "results.json"
+    rows = json.loads(results.read_text()) if results.is_file() else []
+    pairs = [pair for row in rows for which in ("chosen", "finals") for pair in row.get(which, {}).values()]
+    found = {Config.of(config) for pair in pairs for config in pair.values()}
+    return tuple(sorted(config for config in found if config["GROUP_SIZE_M"] != 1))
 
 
 def summary(stage: str, done: TuneResult, wall: float) -> dict[str, Any]:
@@ -72,41 +91,42 @@ def summary(stage: str, done: TuneResult, wall: float) -> dict[str, Any]:
     gains = [final.gain for final in done.finals]
     out = {
         "stage": stage, "wall_s": round(wall, 1), "seconds": done.seconds, "counts": done.counts, "errors": done.errors,
+        "spent": done.spent, "compiled_late": done.compiled_late, "complete": done.complete,
+        "kernel_hash": done.origin.kernel_hash, "versions": done.versions,
+        "tuned_us": {f.batch_size: f.winner_us for f in done.finals},
         "chosen": chosen, "finals": finals, "gains": {f.batch_size: round(f.gain, 3) for f in done.finals},
         "kept_default": [f.batch_size for f in done.finals if f.kept_default], "device": done.device.name,
         "notes": [note for f in done.finals for note in f.notes],
     }  # fmt: skip
-    print(f"{stage}: {wall:.1f} s {done.seconds} {done.counts} errors {done.errors}")
-    print(
-        f"  whole-op gain over default: geomean {statistics.geometric_mean(gains):.3f}, kept {out['kept_default']}",
-        flush=True,
-    )
+    print(f"{stage}: {wall:.1f} s {done.seconds} {done.counts} errors {done.errors} complete {done.complete}")
+    print(f"  spent {done.spent} late {done.compiled_late}", flush=True)
+    if gains:
+        print(
+            f"  whole-op gain over default: geomean {statistics.geometric_mean(gains):.3f}, kept {out['kept_default']}"
+        )
     for note in out["notes"][:10]:
         print("  note:", note[:200])
     return out
 
 
-def exhaustive(args: argparse.Namespace) -> list[Path]:
+def exhaustive(args: argparse.Namespace, results: list[dict[str, Any]]) -> list[Path]:
     """The sweep on every GPU that is here, dealt by batch size; returns the journals."""
-    import torch
-
-    devices = torch.cuda.device_count()
-    groups = (
-        [",".join(map(str, group)) for group in GROUPS] if devices >= len(GROUPS) else [",".join(map(str, BATCH_SIZES))]
-    )
-    cores = max(1, len(os.sched_getaffinity(0)) // len(groups) - 2)
+    devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if devices < len(GROUPS):
+        results.append(run_tune(args, "exhaustive"))
+        return [args.out / "exhaustive" / "journal"]
+    cores = max(1, len(os.sched_getaffinity(0)) // len(GROUPS) - 2)
     children = []
-    for number, sizes in enumerate(groups):
-        env = {**os.environ, "CUDA_VISIBLE_DEVICES": str(number)} if len(groups) > 1 else dict(os.environ)
+    for number, group in enumerate(GROUPS):
         command = [
             sys.executable, __file__, "--out", str(args.out / f"part{number}"), "--dtype", args.dtype,
-            "--sizes", sizes, "--workers", str(cores), "--limit", str(args.limit), "--engine", args.engine,
-            "--part", "exhaustive",
+            "--sizes", ",".join(map(str, group)), "--workers", str(cores), "--limit", str(args.limit),
+            "--engine", args.engine, "--seeds", str(args.out), "--part", "exhaustive",
         ]  # fmt: skip
-        children.append(subprocess.Popen(command, env=env))
+        children.append(subprocess.Popen(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": str(number)}))
     for child in children:
         child.wait()
-    return [args.out / f"part{number}" / "exhaustive" / "journal" for number in range(len(groups))]
+    return [args.out / f"part{number}" / "exhaustive" / "journal" for number in range(len(GROUPS))]
 
 
 def collect(args: argparse.Namespace, journals: list[Path]) -> Recorded | None:
@@ -158,7 +178,7 @@ def regret(recorded: Recorded, result: dict[str, Any], which: str) -> dict[int, 
         pair = result[which].get(size) or result[which].get(str(size))
         if pair is None:
             continue
-        times = [recorded.times.get(Unit(size, p, Config.of(pair[p]))) for p in recorded.projections]  # type: ignore[misc]
+        times = [recorded.times.get(Unit(size, p, Config.of(pair[p]))) for p in recorded.projections]
         if all(time is not None for time in times):
             out[size] = sum(t for t in times if t is not None) / recorded.best(size) - 1
     return out
@@ -167,42 +187,44 @@ def regret(recorded: Recorded, result: dict[str, Any], which: str) -> dict[int, 
 def serial(args: argparse.Namespace) -> dict[str, Any]:
     """Random configs one after the other in one process that compiles them too, 10 x 10 graph replays each."""
     from tuner.child.session import Session
+    from tuner.spaces import space_for
 
     os.environ["TRITON_CACHE_DIR"] = str(args.out / "serial-cache")
     problem = problem_for(args.dtype)
     session = Session()
     session.do_setup(args.engine, problem.as_dict(), 0, 10)
-    from tuner.spaces import space_for
-
     configs = random.Random(0).sample(space_for(problem.op, "nvidia").configs(problem), 40)
-    sizes = [random.Random(1).choice(BATCH_SIZES) for _ in configs]
-    began, failed = time.monotonic(), 0
-    for config, size in sorted(zip(configs, sizes, strict=True), key=lambda pair: pair[1]):
+    drawn = [(config, random.Random(number).choice(BATCH_SIZES)) for number, config in enumerate(configs)]
+    began, failed, done = time.monotonic(), 0, 0
+    for config, size in drawn:
+        if time.monotonic() - began > args.serial:
+            break
         for projection in ("up", "down"):
             try:
                 session.do_measure(size, projection, config.as_dict(), 10)  # type: ignore[arg-type]
             except Exception:
                 failed += 1
-    each = (time.monotonic() - began) / len(configs)
+        done += 1
+    each = (time.monotonic() - began) / done
     total = each * 1920 * len(BATCH_SIZES)
     print(
-        f"serial: {each:.2f} s a config of both projections, {failed} failed; "
-        f"1920 configs x 18 sizes: {total / 3600:.1f} h"
-    )
-    return {"stage": "serial", "seconds_each": each, "failed": failed, "extrapolated_s": total}
+        f"serial: {done} configs, {each:.2f} s a config of both projections, {failed} failed; "
+        f"1920 configs x 18 sizes: {total / 3600:.1f} h", flush=True
+    )  # fmt: skip
+    return {"stage": "serial", "configs": done, "seconds_each": each, "failed": failed, "extrapolated_s": total}
 
 
 def planted(args: argparse.Namespace) -> dict[str, Any]:
     """Bad configs, for real."""
     from tuner.child.client import ChildSpec
     from tuner.live import Live, LiveOptions
-    from tuner.strategies.base import Request
+    from tuner.strategies.base import Request, measure
 
     spec = ChildSpec(
         args.out / "planted",
         env={"TRITON_CACHE_DIR": str(args.out / "planted" / "cache"), "PYTHONPATH": str(Path(__file__).parent)},
     )
-    live = Live(spec, problem_for("bfloat16"), LiveOptions("planted_gpu:make", routes=2, workers=2, deadline_s=15.0))
+    live = Live(spec, problem_for("bfloat16"), LiveOptions("planted_gpu:make", routes=2, workers=4, deadline_s=6.0))
     good = {
         "BLOCK_SIZE_M": 64,
         "BLOCK_SIZE_N": 64,
@@ -213,15 +235,16 @@ def planted(args: argparse.Namespace) -> dict[str, Any]:
     }
     over = {**good, "BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 256, "num_warps": 8, "num_stages": 5}
     spill = {**good, "BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256, "num_stages": 2}
+    live.submit([Request(Unit(64, "up", Config.of(case)), 99, 1) for case in (good, over, spill)])
+    live.cancel()  # only to compile them side by side
     cases = [good, {**good, "FAULT": "hang"}, good, {**good, "FAULT": "segfault"}, {**good, "FAULT": "illegal"}, good,
              {**good, "FAULT": "wrong"}, over, spill, good]  # fmt: skip
     found = []
     try:
         for number, case in enumerate(cases):
-            outcome = live.measure([Request(Unit(64, "up", Config.of(case)), number, 3)])[0]
-            found.append(
-                [case.get("FAULT", Config.of(case).spell()), outcome.error, outcome.median_us, outcome.reason[:100]]
-            )
+            outcome = measure(live, [Request(Unit(64, "up", Config.of(case)), number, 3)])[0]
+            name = case.get("FAULT", Config.of(case).spell())
+            found.append([name, outcome.error, outcome.median_us, outcome.reason[:100]])
             print("planted:", *found[-1], flush=True)
     finally:
         live.close()
@@ -268,16 +291,21 @@ def main() -> None:
     parser.add_argument("--sizes", default="")
     parser.add_argument("--workers", type=int, default=None)
     parser.add_argument("--limit", type=float, default=540.0)
+    parser.add_argument("--total", type=float, default=3600.0, help="Seconds for everything: cuts the sweep short.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--part", action="store_true")
+    parser.add_argument("--seeds", type=Path, default=None, help="Where the tunings before a sweep lie.")
+    parser.add_argument("--serial", type=float, default=40.0, help="Seconds for the serial way.")
     parser.add_argument("--sweep", type=Path, default=None, help="A recorded sweep to hold the tunings against.")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
     results: list[dict[str, Any]] = []
     recorded = load(args.sweep) if args.sweep is not None else None
     for stage in args.stages:
         if stage == "exhaustive" and not args.part:
-            recorded = collect(args, exhaustive(args))
+            args.limit = min(args.limit, args.total - (time.monotonic() - began) - _AFTER_S)
+            recorded = collect(args, exhaustive(args, results))
         elif stage == "serial":
             results.append(serial(args))
         elif stage == "planted":
@@ -285,6 +313,7 @@ def main() -> None:
         else:
             results.append(run_tune(args, stage))
         (args.out / "results.json").write_text(json.dumps(results, indent=1))
+        print(f"after {stage}: {time.monotonic() - began:.1f} s", flush=True)
     report(args, recorded, results)
 
 

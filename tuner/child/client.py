@@ -90,6 +90,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self._number = 0
+        self._primed = False
 
     @property
     def pid(self) -> int | None:
@@ -107,9 +108,15 @@ class Worker:
 
     def start(self, timeout_s: float = 180.0) -> None:
         """Start the child where none runs, and put the questions that every new child is to answer first."""
-        if self._process is not None:
+        if self._process is not None and self._primed:
             return
-        self._spawn()
+        self.prime(timeout_s)
+
+    def prime(self, timeout_s: float) -> None:
+        """Put those first questions to the child that runs (an adopted one was not asked them), or to a new one."""
+        if self._process is None:
+            self._spawn()
+        self._primed = True
         for verb, args in self._before:
             answer = self._ask(verb, timeout_s, args)
             if "error" in answer:
@@ -125,7 +132,7 @@ class Worker:
     def stop(self) -> None:
         """End the child and everything in its group."""
         process, self._process = self._process, None
-        self._buffer = b""
+        self._buffer, self._primed = b"", False
         if process is None:
             return
         assert process.stdin is not None
@@ -138,6 +145,12 @@ class Worker:
         _kill_group(process.pid)
         process.wait()
         process.stdout.close()
+
+    def interrupt(self) -> None:
+        """End the child's group from another thread: whoever waits for its answer learns that it is lost."""
+        pid = self.pid
+        if pid is not None:
+            _kill_group(pid)
 
     def kill(self) -> None:
         """End the child's group at once."""

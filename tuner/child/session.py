@@ -6,6 +6,7 @@ import functools
 import os
 import resource
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ import triton
 from moegate.records import to_json
 from tuner.child.facts import compile_facts, stub_driver
 from tuner.child.timing import Timer, cold_copies, poisoned
+from tuner.compile.facts import captured
 from tuner.engines import load_adapter
 from tuner.engines.base import Adapter, Batch, Routes
 from tuner.problem import Problem, Projection
@@ -31,7 +33,7 @@ class Session:
 
     def __init__(self) -> None:
         self.adapter: Adapter | None = None
-        self.batch: Batch | None = None
+        self.batches: OrderedDict[int, Batch] = OrderedDict()
         self.options: dict[str, Any] = {}
         self.timer: Timer | None = None
         self._compile_batches: dict[str, Batch] = {}
@@ -39,11 +41,19 @@ class Session:
         self._warm: set[Projection] = set()
         self._compiles = _CompileCounter()
 
-    def do_hello(self) -> dict[str, Any]:
-        """Identity of the device and versions of what runs."""
+    def do_hello(self, engine: str | None = None, problem: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Identity of the device and versions of what runs; what is known of an engine's kernel without its weights."""
         device = live()
         limits = device.limits()
+        kernel: dict[str, Any] = {}
+        if engine is not None and problem is not None:
+            adapter = load_adapter(engine, Problem.from_dict(problem))
+            kernel = {
+                "kernel_hash": adapter.kernel_hash(),
+                "descriptors_first": bool(adapter.descriptors & device.features()),
+            }
         return {
+            "kernel": kernel,
             "device": to_json(device.identity()),
             "platform": device.platform(),
             "interpreter": is_interpreted(),
@@ -69,26 +79,24 @@ class Session:
         if copies > 1:
             self.adapter.setup(device.torch_device(), seed, copies)
         self.timer = Timer(device, graphs and device.kind != "cpu")
-        return {
-            "kernel_hash": self.adapter.kernel_hash(),
-            "weight_bytes": size,
-            "copies": copies,
-            "descriptors_first": bool(self.adapter.descriptors & device.features()),
-        }
+        return {"kernel_hash": self.adapter.kernel_hash(), "weight_bytes": size, "copies": copies}
 
     def do_measure(self, size: int, projection: Projection, config: dict[str, Any], reps: int,
                    abort_us: float | None = None) -> dict[str, Any]:  # fmt: skip
         """Check one config once, then time it. The answer holds `samples_us`, or `error` and `reason`."""
-        batch, timer = self._at(size), self._timer()
-        name = f"{projection} {sorted(config.items())}"
+        timer = self._timer()
+        with timer.spending("inputs"):
+            batch = self._at(size)
+        name = f"{size} {projection} {sorted(config.items())}"
         samples: list[float] = []
         if name not in self._checked:
             begin = time.perf_counter()
-            with poisoned():
+            with timer.spending("launch"), poisoned():
                 out = batch.launch(projection, config, 0)
                 live().synchronize()
             first_us = (time.perf_counter() - begin) * 1e6
-            verdict = batch.check(projection, config, out)
+            with timer.spending("check"):
+                verdict = batch.check(projection, config, out)
             if not verdict.ok:
                 return {"error": "wrong-result", "reason": verdict.reason}
             self._checked.add(name)
@@ -104,16 +112,18 @@ class Session:
     def do_finals(self, size: int, candidates: list[dict[Projection, dict[str, Any]]], rounds: int) -> dict[str, Any]:
         """Time whole-op candidates against each other, interleaved; `samples_us[i]` belongs to `candidates[i]`."""
         batch, timer = self._at(size), self._timer()
-        calls = {str(place): functools.partial(batch.whole, configs) for place, configs in enumerate(candidates)}
-        samples = timer.interleaved(calls, batch.routes, rounds)
-        return {"samples_us": [samples[str(place)] for place in range(len(candidates))], **self._vitals()}
+        calls = {f"{size} {place}": functools.partial(batch.whole, configs) for place, configs in enumerate(candidates)}
+        with timer.spending("finals"):
+            samples = timer.interleaved(calls, batch.routes, rounds)
+        timer.forget()
+        return {"samples_us": [samples[f"{size} {place}"] for place in range(len(candidates))], **self._vitals()}
 
     def do_verify(self, size: int, configs: dict[Projection, dict[str, Any]]) -> dict[str, Any]:
         """The whole op, twice, into NaN-filled memory, at `size` and at an odd size next to it."""
         worst = {"max_rel": 0.0, "rms": 0.0}
         for tokens in (size, size + 1 if size % 2 == 0 else size + 2):
             batch = self._at(tokens)
-            with poisoned():
+            with self._timer().spending("verify"), poisoned():
                 first, second = batch.whole(configs, 0), batch.whole(configs, 0)
                 live().synchronize()
             verdict = batch.check_whole(first)
@@ -127,15 +137,27 @@ class Session:
     def do_compile(self, engine: str, problem: dict[str, Any], target: Mapping[str, Any], size: int,
                    projection: Projection, config: dict[str, Any]) -> dict[str, Any]:  # fmt: skip
         """Compile one config for a target without touching a device; fills the cache that the measuring child reads."""
+        adapter = self._simulated(engine, problem, target)
+        batch = self._compile_batch(size)
+        launch = functools.partial(batch.launch, projection, config, 0)
+        return {"facts": compile_facts(adapter.kernel_of(projection), launch)}
+
+    def do_helpers(self, engine: str, problem: dict[str, Any], target: Mapping[str, Any], block: int) -> dict[str, Any]:
+        """Compile what runs around the tuned kernels at one BLOCK_SIZE_M (0: whatever needs none)."""
+        adapter = self._simulated(engine, problem, target)
+        with captured() as compiled:
+            for call in adapter.helpers(block):
+                call()
+        return {"compiled": [name for name, _ in compiled]}
+
+    def _simulated(self, engine: str, problem: dict[str, Any], target: Mapping[str, Any]) -> Adapter:
         if self.adapter is None:
             stub_driver(str(target["backend"]), str(target["arch"]), int(target["warp"]))
             adapter = load_adapter(engine, Problem.from_dict(problem))
             adapter.simulate(target)
             adapter.setup(torch.device("meta"), 0, 1)
             self.adapter = adapter
-        batch = self._compile_batch(size)
-        launch = functools.partial(batch.launch, projection, config, 0)
-        return {"facts": compile_facts(self.adapter.kernel_of(projection), launch)}
+        return self.adapter
 
     def _compile_batch(self, size: int) -> Batch:
         name = str(size)
@@ -152,20 +174,23 @@ class Session:
         return self._compile_batches[name]
 
     def _at(self, size: int) -> Batch:
+        """The inputs of a batch size; those of others stay as long as most of the device's memory is free."""
         if self.adapter is None:
             raise RuntimeError("setup comes first")
-        if self.batch is None or self.batch.size != size:
-            self._timer().forget()
-            self._checked.clear()
-            self.batch = None
+        if size not in self.batches:
             device = live()
-            device.empty_cache()
+            free, total = device.memory_info()
+            if self.batches and (device.kind == "cpu" or free < total // 2):
+                self._timer().forget()
+                self._checked.clear()
+                self.batches.clear()
+                device.empty_cache()
             routes = routes_for(
                 self.adapter.problem, size, int(self.options["routes"]), device=device.torch_device(),
                 seed=int(self.options["seed"]), source=str(self.options["routing"]),
             )  # fmt: skip
-            self.batch = self.adapter.batch(size, routes)
-        return self.batch
+            self.batches[size] = self.adapter.batch(size, routes)
+        return self.batches[size]
 
     def _timer(self) -> Timer:
         if self.timer is None:
@@ -173,21 +198,31 @@ class Session:
         return self.timer
 
     def _vitals(self) -> dict[str, Any]:
-        return {"rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, "compiled": self._compiles.count}
+        spent = {name: round(seconds, 3) for name, seconds in self._timer().spent.items()}
+        return {
+            "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+            "compiled": self._compiles.names,
+            "spent": spent,
+        }
 
 
 class _CompileCounter:
-    """How many kernels this process compiled itself instead of finding them in the cache."""
+    """Which kernels this process compiled itself instead of finding them in the cache."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.names: list[str] = []
         knobs = getattr(triton, "knobs", None)
         if knobs is not None and not is_interpreted():
             knobs.compilation.listener = self._heard
 
     def _heard(self, **event: Any) -> None:
         if not event.get("cache_hit", False):
-            self.count += 1
+            self.names.append(str(getattr(event.get("metadata"), "name", None) or _named(event)))
+
+
+def _named(event: dict[str, Any]) -> str:
+    metadata = event.get("metadata")
+    return str(metadata["name"]) if isinstance(metadata, dict) and "name" in metadata else "?"
 
 
 def _python() -> str:

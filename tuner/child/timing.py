@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import time
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -12,7 +13,7 @@ from xkernels.device import Device, Graph
 
 __all__ = ["Timer", "cold_copies", "poisoned"]
 
-_KEPT_GRAPHS = 48
+_KEPT_GRAPHS = 512
 _MAX_COPIES = 8
 
 
@@ -40,28 +41,40 @@ def poisoned() -> Iterator[None]:
 class Timer:
     """Times a work item over several routings; `call(route)` launches it once.
 
-    With graphs, one sample is a replay of all routings divided by their number; the graphs of the last few items are
-    kept, so that a later rung only replays. Without, one sample is one call.
+    With graphs, one sample is a replay of all routings divided by their number; the graphs of the last items are kept,
+    so that a later rung only replays. Without, one sample is one call. `spent` adds up seconds by what they went to.
     """
 
     def __init__(self, device: Device, graphs: bool) -> None:
         self.device, self.graphs = device, graphs
+        self.spent: defaultdict[str, float] = defaultdict(float)
         self._kept: OrderedDict[str, Graph] = OrderedDict()
 
     def forget(self) -> None:
         """Drop all kept graphs (with the inputs that they point into)."""
         self._kept.clear()
 
+    @contextmanager
+    def spending(self, on: str) -> Iterator[None]:
+        """Count the time within."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent[on] += time.perf_counter() - began
+
     def sample(
         self, name: str, call: Callable[[int], object], routes: int, reps: int, abort_us: float | None
     ) -> list[float]:
         """Microseconds per call, `reps` samples; only one where the first is above `abort_us`."""
-        work = self._replayable(name, call, routes)
+        with self.spending("capture"):
+            work = self._replayable(name, call, routes)
         samples: list[float] = []
-        for rep in range(reps):
-            samples.append(work(rep))
-            if abort_us is not None and samples[0] > abort_us:
-                break
+        with self.spending("replay"):
+            for rep in range(reps):
+                samples.append(work(rep))
+                if abort_us is not None and samples[0] > abort_us:
+                    break
         return samples
 
     def interleaved(
@@ -87,7 +100,7 @@ class Timer:
                 for route in range(routes):
                     call(route)
 
-            graph = self.device.capture(every, warmups=0)
+            graph = self.device.capture(every, warmups=0, small=True)
             if graph is not None:
                 graph.replay()
                 self._kept[name] = graph

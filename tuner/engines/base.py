@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -59,13 +59,15 @@ def compare(
 ) -> Verdict:
     """Hold `out` against the float32 `reference` of the same shape under the limits of `dtype` (or others)."""
     got = out.float()
-    unwritten = int((~torch.isfinite(got)).sum())
-    if unwritten:
-        return Verdict(False, float("inf"), float("inf"), unwritten)
     error = (got - reference).abs()
-    top, scale = float(reference.abs().max()), float(reference.square().mean().sqrt())
-    max_rel = float(error.max()) / max(top, 1e-30)
-    rms = float(error.square().mean().sqrt()) / max(scale, 1e-30)
+    # One transfer: each would wait for the device.
+    facts = [(~torch.isfinite(got)).sum(), error.max(), error.square().mean(), reference.abs().max()]
+    numbers = torch.stack([fact.float() for fact in (*facts, reference.square().mean())]).tolist()
+    unwritten, largest, squares, top, scale = numbers
+    if unwritten:
+        return Verdict(False, float("inf"), float("inf"), int(unwritten))
+    max_rel = largest / max(top, 1e-30)
+    rms = float(squares**0.5) / max(float(scale**0.5), 1e-30)
     limit_max, limit_rms = limits or LIMITS[dtype]
     ok = max_rel <= limit_max and rms <= limit_rms
     return Verdict(ok, max_rel, rms, 0, f" over {limit_max:g} and {limit_rms:g}")
@@ -109,6 +111,12 @@ class Adapter(Protocol):
 
     def kernel_of(self, projection: Projection) -> str:
         """Name of the kernel whose compiled facts count for a projection."""
+
+    def helpers(self, block: int) -> Sequence[Callable[[], object]]:
+        """Launches of what runs around the tuned kernels at one BLOCK_SIZE_M (0: whatever needs none).
+
+        Called in a compile-only child, so that the measuring child finds these kernels compiled.
+        """
 
     def simulate(self, target: Mapping[str, Any]) -> None:
         """In a compile-only child: make the launcher believe in the device of `target` (see `Session.do_hello`)."""

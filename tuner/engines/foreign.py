@@ -7,12 +7,13 @@ launcher are used, never the engine.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -186,6 +187,12 @@ class ForeignExperts(ABC):
         """One kernel serves both projections."""
         del projection
         return self.source.kernel
+
+    def helpers(self, block: int) -> Sequence[Callable[[], object]]:
+        """Our own sorting, which runs before the engine's kernel."""
+        shape = (self.problem.topk,)
+        ids = [torch.empty(tokens, *shape, dtype=torch.int32, device="meta") for tokens in (1, 4096)]
+        return [functools.partial(moe_align_block_size, i, block, self.problem.E) for i in ids] if block else []
 
     def simulate(self, target: Mapping[str, Any]) -> None:
         """The launcher asks nothing of the device that stand-ins do not answer, and the driver is a stub already."""

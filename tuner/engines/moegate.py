@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ import torch
 from moegate.errors import UsageError
 from tuner.engines.base import QUANTISED_LIMITS, Batch, Routes, Verdict, compare, source_digest
 from tuner.problem import Problem, Projection
-from xkernels.device import Limits
+from xkernels.device import Limits, simulated
 from xkernels.ops import _details
-from xkernels.ops._details import experts as _experts
 from xkernels.ops._details.experts import Rows, down_projection, expert_weights, up_projection
 from xkernels.ops.align import Alignment, moe_align_block_size
 from xkernels.ops.fused_experts import fused_experts, fused_experts_reference, prepare_experts
 from xkernels.ops.prepared import PreparedExperts, deinterleave
-from xkernels.ops.quant import per_token_group_quant_fp8_reference
+from xkernels.ops.quant import per_token_group_quant_fp8, per_token_group_quant_fp8_reference
+from xkernels.ops.reduce import moe_sum_reduce
 from xkernels.ops.scheme import BLOCK_K, NONE, Scheme
 
 __all__ = ["MoegateExperts", "make"]
@@ -45,6 +46,10 @@ def scheme_of(problem: Problem) -> Scheme:
     if problem.block_shape != (BLOCK_K, BLOCK_K):
         raise UsageError(f"block shape {list(problem.block_shape)} has no kernel", fix=f"[{BLOCK_K}, {BLOCK_K}]")
     return Scheme("fp8_block", problem.block_shape)
+
+
+def _ids(tokens: int, topk: int) -> torch.Tensor:
+    return torch.empty(tokens, topk, dtype=torch.int32, device="meta")
 
 
 @dataclass(frozen=True)
@@ -104,10 +109,28 @@ class MoegateExperts:
         """Name of the kernel whose compiled facts count for a projection."""
         return _KERNELS[projection]
 
+    def helpers(self, block: int) -> Sequence[Callable[[], object]]:
+        """Sorting for few and for many tokens; the sum over slots, and quantisation where it is a step of its own."""
+        p = self.problem
+        if block:
+            return [partial(moe_align_block_size, _ids(tokens, p.topk), block, p.E) for tokens in (1, 4096)]
+        calls: list[Callable[[], object]] = [
+            partial(moe_sum_reduce, torch.empty(64, p.topk, p.H, dtype=self.dtype, device="meta"), overlap=True)
+        ]
+        if self.scheme.fp8:
+            padded, fp8 = self.weights[0].padded, self.weights[0].w1.dtype
+            post = torch.empty(2, dtype=torch.int32, device="meta")
+            for width, limit in ((p.H, None), (padded, post)):
+                rows = torch.empty(64, width, dtype=self.dtype, device="meta")
+                group = BLOCK_K if self.scheme.kind == "fp8_block" else width
+                calls.append(partial(per_token_group_quant_fp8, rows, group, dtype=fp8, limit=limit))
+        return calls
+
     def simulate(self, target: Mapping[str, Any]) -> None:
         """In a compile-only child: answer the launcher's questions about the device for one that is not here."""
         device = _Target(frozenset(target["features"]), Limits(*target["limits"]))
-        setattr(_experts, "of", lambda tensor: device)  # noqa: B010 - a module's name, seen by its own functions
+        self._simulation = simulated(device)  # type: ignore[arg-type]
+        self._simulation.__enter__()  # for the rest of this process
 
     def _prepare(self, generator: torch.Generator | None) -> PreparedExperts:
         p = self.problem
@@ -136,6 +159,7 @@ class _ExpertsBatch:
         self.size, self.routes = x.shape[0], len(routes)
         self._alignments: dict[tuple[int, int], Alignment] = {}
         self._hidden: dict[int, Rows] = {}
+        self._places: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._references: dict[str, torch.Tensor] = {}
 
     def launch(self, projection: Projection, config: Mapping[str, Any], route: int) -> Any:
@@ -211,12 +235,15 @@ class _ExpertsBatch:
         return self.adapter.weights[route % len(self.adapter.weights)]
 
     def _valid(self, alignment: Alignment) -> tuple[torch.Tensor, torch.Tensor]:
-        """Places of real rows in the sorted layout and their flat slots; blocks of absent experts come first."""
+        """Places of real rows in route 0's sorted layout, and their flat slots; blocks of absent experts come first."""
+        if alignment.block in self._places:
+            return self._places[alignment.block]
         used, absent = (int(value) for value in alignment.num_post_padded[:2])
         first = absent * alignment.block
         slots = alignment.sorted_ids[first:used].long()
         places = torch.nonzero(slots < self._routes[0][1].numel()).flatten()
-        return places + first, slots[places]
+        self._places[alignment.block] = (places + first, slots[places])
+        return self._places[alignment.block]
 
     def _reference(self, projection: Projection) -> torch.Tensor:
         """float32 [M * topk, N] (up) or [M * topk, H] (down) in the order of the flattened routing."""

@@ -29,6 +29,8 @@ __all__ = [
     "Strategy",
     "Task",
     "Unit",
+    "choose",
+    "measure",
 ]
 
 ErrorClass = Literal[
@@ -64,14 +66,21 @@ class Unit:
         return f"{self.batch_size} {self.projection} {self.config.spell()}"
 
 
+def _no_bar() -> float | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Request:
-    """Measure `unit` with `reps` replays; stop after the first replay above `abort_us`. `rung` tells repeats apart."""
+    """Measure `unit` with `reps` replays; `rung` tells repeats apart.
+
+    `bar` is asked when the measurement begins: after a first replay above it (microseconds) there is no second one.
+    """
 
     unit: Unit
     rung: int
     reps: int
-    abort_us: float | None = None
+    bar: Callable[[], float | None] = field(default=_no_bar, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -93,11 +102,27 @@ class Outcome:
 class Runner(Protocol):
     """Whoever can answer requests: a live device, a recorded journal, or either behind a journal."""
 
-    def prepare(self, units: Sequence[Unit]) -> None:
-        """Take note of units that will be asked for soon, such as to compile them meanwhile."""
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Take requests on. Whatever they need beforehand, such as compiling, begins now."""
 
-    def measure(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Answer every request, in order. A request that fails is an outcome with an error, never an exception."""
+    def next(self) -> Outcome:
+        """The answer to one of the submitted requests, in whatever order they become ready.
+
+        A request that fails is an outcome with an error, never an exception. LookupError where nothing is submitted.
+        """
+
+    def cancel(self) -> None:
+        """Forget all requests that were not answered."""
+
+
+def measure(runner: Runner, requests: Sequence[Request]) -> list[Outcome]:
+    """Answers to requests in their order, from a runner that has nothing else to do."""
+    runner.submit(requests)
+    answers: dict[tuple[Unit, int], Outcome] = {}
+    for _ in requests:
+        outcome = runner.next()
+        answers[outcome.unit, outcome.rung] = outcome
+    return [answers[request.unit, request.rung] for request in requests]
 
 
 Report = Callable[[str, int, "Arena | None"], None]
@@ -167,6 +192,10 @@ class Arena:
     def times(self, projection: Projection) -> list[tuple[Config, float]]:
         """Every config of one projection with its time, in the order they were first measured."""
         return [(config, time) for (name, config), time in self._median.items() if name == projection]
+
+    def fastest(self, projection: Projection) -> float | None:
+        """The best time of one projection, whatever its BLOCK_SIZE_M; None where nothing ran."""
+        return min((time for (name, _), time in self._median.items() if name == projection), default=None)
 
     def seen(self, projection: Projection, config: Config) -> bool:
         """Whether this config was tried here, successfully or not."""

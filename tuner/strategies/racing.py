@@ -1,9 +1,10 @@
-"""Racing by successive halving, in waves over all batch sizes.
+"""Racing by successive halving: one race per batch size, all of them at once.
 
-First wave, batch sizes ascending: the default config, the prior's portfolio and the best of the neighbour below, on the
-first projection; then on the others the tiles that did best there. Second wave: descriptor loads (USE_TMA), one-step
-moves around the best and the best of both neighbours. Third wave: the refined axes and a better look at the best few.
-A wave's configs are known before its first measurement, so that whoever compiles them ahead is never waited for long.
+A race begins with the default config and the prior's portfolio on the first projection; then the others on the tiles
+that did best there. Then come the best of both neighbouring batch sizes, descriptor loads (USE_TMA) and moves around
+the best, and last the refined axes and a better look at the best few. Every step asks for all it needs at once, and
+`tuner.strategies.field` measures whatever is compiled, of whichever race: nobody waits for the slowest compile but the
+race that wants it.
 
 Without a prior the first batch size starts from a spread of the space and climbs by one-step moves, and each next one
 from its neighbour: replayed on recorded sweeps, walking up this way beats setting out from anchors.
@@ -12,19 +13,22 @@ from its neighbour: replayed on recorded sweeps, walking up this way beats setti
 from __future__ import annotations
 
 import functools
+import itertools
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator, Mapping
 
 from tuner.config import Config
 from tuner.problem import Projection
-from tuner.strategies.base import Arena, Choice, Findings, Outcome, Request, Runner, Task, Unit, choose
+from tuner.strategies.base import Arena, Choice, Findings, Request, Runner, Task, Unit, choose
+from tuner.strategies.field import Field, Step, Wait
 
-__all__ = ["Racing"]
+__all__ = ["Race", "Racing"]
 
 _RUNG = {"tma": 10, "moves": 20, "refine": 40, "probe": 60}
 _CLIMBERS = 2
 _SPREAD = 20
-_GROUP = 8
+FOUND, VARIED, SETTLED = 1, 2, 3
+_STAGES = {FOUND: "found", VARIED: "varied", SETTLED: "settled"}
 
 Wanted = dict[Projection, list[Config]]
 
@@ -35,25 +39,11 @@ class Racing:
     name = "racing"
 
     def tune(self, task: Task, runner: Runner) -> Findings:
-        """Tune every batch size; stops between batch sizes when the task's deadline says so."""
-        races = {size: _Race(task, runner, size) for size in sorted(task.batch_sizes)}
-        runner.prepare([unit for race in races.values() for unit in race.units(race.first())])
-        waves: list[Callable[[_Race], None]] = [
-            lambda race: race.lead(races),
-            lambda race: race.follow(),
-            lambda race: race.vary(races),
-            lambda race: race.settle(),
-        ]
-        complete = True
-        for number, wave in enumerate(waves):
-            if number:
-                runner.prepare([unit for race in races.values() for unit in race.units(race.ahead(number, races))])
-            for race in races.values():
-                if number and task.deadline():
-                    complete = False
-                    break
-                wave(race)
-                task.report(("led", "followed", "varied", "settled")[number], race.size, race.arena)
+        """Tune every batch size; once the task's deadline says so, no race begins another step."""
+        races: dict[int, Race] = {}
+        for size in sorted(task.batch_sizes):
+            races[size] = Race(task, races, size)
+        complete = Field(task, runner, races).run()
         choices: dict[int, Choice] = {}
         for size, race in races.items():
             choice = choose(race.arena, task.effort.finals)
@@ -62,68 +52,76 @@ class Racing:
         return Findings(choices, {size: race.arena for size, race in races.items()}, complete)
 
 
-class _Race:
-    """One batch size."""
+class Race:
+    """One batch size. `races` are all of them; `stage` says how far this one has come."""
 
-    def __init__(self, task: Task, runner: Runner, size: int) -> None:
-        self.task, self.runner, self.size = task, runner, size
+    def __init__(self, task: Task, races: Mapping[int, Race], size: int) -> None:
+        self.task, self.races, self.size = task, races, size
         self.arena = Arena(size, task.projections)
+        self.stage = 0
         self.effort, self.space, self.problem = task.effort, task.space, task.problem
         self._launch_only = task.effort.reach == "launch" and task.prior is not None
         self.random = random.Random(f"{task.seed} {size}")  # noqa: S311
 
-    def units(self, wanted: Wanted) -> list[Unit]:
-        """As units of this batch size."""
-        return [Unit(self.size, projection, config) for projection, configs in wanted.items() for config in configs]
-
-    def first(self) -> Wanted:
-        """What the first projection starts from, as far as it is known before anything is measured."""
-        configs = self.starters({})
-        return dict.fromkeys(self.task.projections[: 1 if self.effort.follow is not None else None], configs)
-
-    def ahead(self, wave: int, races: dict[int, _Race]) -> Wanted:
-        """What a wave is going to ask for."""
-        if wave == 1:
-            return self._followers()
-        if wave == 2:
-            return _merge(self._descriptors(), self._moves(self.effort.climbers), self._both_neighbours(races))
-        return self._refinements()
-
-    def lead(self, races: dict[int, _Race]) -> None:
-        """First wave: the first projection (all of them where nothing is followed), and the climb without a prior."""
-        count = 1 if self.effort.follow is not None else len(self.task.projections)
-        configs = self.starters(races)
-        self._measure(dict.fromkeys(self.task.projections[:count], configs), 0, self.effort.reps[0])
+    def steps(self) -> Iterator[Step]:
+        """The whole race: requests to answer before it goes on, and other races to wait for."""
         if self.task.prior is None and self.effort.portfolio is not None:
-            self._climb(max(2, self.effort.moves * 2), _CLIMBERS)
-
-    def follow(self) -> None:
-        """The other projections, on the tiles that led."""
-        self._measure(self._followers(), 0, self.effort.reps[0])
-
-    def vary(self, races: dict[int, _Race]) -> None:
-        """Second wave."""
-        self._measure(self._both_neighbours(races), 0, self.effort.reps[0])
-        self._measure(self._descriptors(), _RUNG["tma"], self.effort.reps[0])
-        self._climb(self.effort.moves, self.effort.climbers)
-        self._probe()
-
-    def settle(self) -> None:
-        """Third wave."""
-        self._measure(self._refinements(), _RUNG["refine"], self.effort.reps[0])
+            yield from self._walk()
+        else:
+            yield self._asked(self._leaders_of_portfolio(), 0)
+            yield self._asked(self._followers(), 0)
+        self._reach(FOUND)
+        if self.effort.portfolio is not None:
+            yield Wait(self._beside(), FOUND)
+            yield self._asked(self._both_neighbours(), 0)
+        yield self._asked(self._descriptors(), _RUNG["tma"])
+        yield from self._climb(self.effort.moves, self.effort.climbers)
+        yield from self._probe()
+        self._reach(VARIED)
+        yield self._asked(self._refinements(), _RUNG["refine"])
         for rung, keep in enumerate(self.effort.keep, start=1):
-            self._measure(self._leaders(keep), rung, self.effort.reps[rung], again=True)
+            yield self._asked(self._leaders(keep), rung, self.effort.reps[rung], again=True)
+        self._reach(SETTLED)
 
-    def starters(self, races: dict[int, _Race]) -> list[Config]:
-        """The default, what the neighbour below liked, and the portfolio or the whole space."""
+    def _reach(self, stage: int) -> None:
+        self.stage = stage
+        self.task.report(_STAGES[stage], self.size, self.arena)
+
+    def _beside(self) -> list[int]:
+        sizes = sorted(self.races)
+        at = sizes.index(self.size)
+        return [sizes[place] for place in (at - 1, at + 1) if 0 <= place < len(sizes)]
+
+    def _walk(self) -> Iterator[Step]:
+        """Without a prior: start where the batch size below ended, and climb."""
+        yield Wait([size for size in self._beside() if size < self.size], FOUND)
+        first = self.size == min(self.races)
+        default = self.task.default(self.size)
+        found = [self.space.complete(default) or default, *(self._spread() if first else self._liked(-1))]
+        count = 1 if self.effort.follow is not None else len(self.task.projections)
+        yield self._asked(dict.fromkeys(self.task.projections[:count], self._allowed(found)), 0)
+        yield from self._climb(max(2, self.effort.moves * 2), _CLIMBERS)
+        yield self._asked(self._followers(), 0)
+
+    def _leaders_of_portfolio(self) -> Wanted:
+        """The first projection's candidates (all projections' where nothing is followed)."""
         default = self.task.default(self.size)
         found: list[Config] = [self.space.complete(default) or default]
         if self.effort.portfolio is None:
-            found += self.task.candidates()
+            # What needs least memory first: the last third does not fit, and a sweep that is cut short lost nothing.
+            whole = sorted(self.task.candidates(), key=_footprint)
+            both = self.space.has_tma and self.effort.tma >= len(whole)
+            for config in whole:
+                found += [config, config.with_(USE_TMA=True)] if both else [config]
+            allowed = list(dict.fromkeys([found[0], *self.task.seeds, *found]))
         else:
-            found += self._liked(races, -1)
-            found += self._from_prior(self.effort.portfolio, bool(races))
-        found += list(self.task.seeds)
+            found += [*self._from_prior(self.effort.portfolio), *self.task.seeds]
+            allowed = self._allowed(found)
+        count = 1 if self.effort.follow is not None else len(self.task.projections)
+        return dict.fromkeys(self.task.projections[:count], allowed)
+
+    def _allowed(self, found: list[Config]) -> list[Config]:
+        """The default as it is, and the others in the space, the likelier way."""
         allowed = [config for config in dict.fromkeys(found) if self.space.allows(config, self.problem)]
         return list(dict.fromkeys([found[0], *map(self._first_way, allowed)]))
 
@@ -131,9 +129,8 @@ class _Race:
         """With descriptor loads where that is the likelier way."""
         return config.with_(USE_TMA=True) if self.task.descriptors_first and self.space.has_tma else config
 
-    def _from_prior(self, limit: int, walking: bool) -> list[Config]:
-        if self.task.prior is None:
-            return self._spread() if not walking or self.size == min(self.task.batch_sizes) else []
+    def _from_prior(self, limit: int) -> list[Config]:
+        assert self.task.prior is not None
         ranked = self.task.prior.ranked(self.problem.file_dtype, self.problem.block_shape, self.size, limit=4 * limit)
         own = [self.space.complete(tile) for tile in ranked]
         return list(dict.fromkeys(c for c in own if c is not None and self.space.allows(c, self.problem)))[:limit]
@@ -145,12 +142,12 @@ class _Race:
             tiles.setdefault((config.block_m, config.integer("BLOCK_SIZE_N")), []).append(config)
         return [group[len(group) // 2] for _, group in sorted(tiles.items())][:_SPREAD]
 
-    def _liked(self, races: dict[int, _Race], side: int) -> list[Config]:
-        """Best tiles of the nearest batch size on one side (-1 below, 1 above) that was measured."""
-        sizes = [size for size in races if (size - self.size) * side > 0 and races[size].arena.samples]
+    def _liked(self, side: int) -> list[Config]:
+        """Best tiles of the nearest batch size on one side (-1 below, 1 above)."""
+        sizes = [size for size in self.races if (size - self.size) * side > 0 and self.races[size].stage >= FOUND]
         if not sizes:
             return []
-        near = races[min(sizes, key=lambda size: abs(size - self.size))].arena
+        near = self.races[min(sizes, key=lambda size: abs(size - self.size))].arena
         count = self.effort.neighbours * (1 if self.task.prior is not None else 3)
         found: list[Config] = []
         for projection in self.task.projections:
@@ -162,12 +159,10 @@ class _Race:
         """The bare tile: no descriptors, refined axes at their first value."""
         return config.without("USE_TMA").with_(**{axis.name: axis.values[0] for axis in self.space.refined})
 
-    def _both_neighbours(self, races: dict[int, _Race]) -> Wanted:
-        if self.effort.portfolio is None:
-            return {}
-        liked = dict.fromkeys([*self._liked(races, -1), *self._liked(races, 1)])
+    def _both_neighbours(self) -> Wanted:
+        liked = dict.fromkeys([*self._liked(-1), *self._liked(1)])
         configs = [self._first_way(config) for config in liked if self.space.allows(config, self.problem)]
-        return {p: [c for c in configs if not self.arena.seen(p, c)] for p in self.task.projections}
+        return dict.fromkeys(self.task.projections, configs)
 
     def _followers(self) -> Wanted:
         """For every further projection: the default and the tiles that did best on the first."""
@@ -199,17 +194,17 @@ class _Race:
             moved[projection] = [step for step in dict.fromkeys(steps) if not self.arena.seen(projection, step)]
         return moved
 
-    def _climb(self, rounds: int, climbers: int) -> None:
+    def _climb(self, rounds: int, climbers: int) -> Iterator[Step]:
         """One-step moves around the best few, as long as they find something better."""
         for turn in range(rounds):
             before = self.arena.joint()
             if before is None:
-                self._measure(self._followers(), 0, self.effort.reps[0])
+                yield self._asked(self._followers(), 0)
                 before = self.arena.joint()
             moved = self._moves(climbers)
             if not any(moved.values()):
                 return
-            self._measure(moved, _RUNG["moves"] + turn, self.effort.reps[0])
+            yield self._asked(moved, _RUNG["moves"] + turn)
             after = self.arena.joint()
             if before is not None and after is not None and after[0] >= before[0]:
                 return
@@ -225,7 +220,7 @@ class _Race:
             for p, configs in self._leaders(self.effort.refine).items()
         }
 
-    def _probe(self) -> None:
+    def _probe(self) -> Iterator[Step]:
         """A few random configs; one that wins shows that the prior does not know this device, and widens the search."""
         if not self.effort.probes:
             return
@@ -233,33 +228,29 @@ class _Race:
         picks = self.random.sample(pool, min(self.effort.probes, len(pool)))
         before = self.arena.joint()
         picks = [self._first_way(pick) for pick in picks]
-        self._measure(dict.fromkeys(self.arena.projections, picks), _RUNG["probe"], self.effort.reps[0])
+        yield self._asked(dict.fromkeys(self.arena.projections, picks), _RUNG["probe"])
         after = self.arena.joint()
         if before is not None and after is not None and after[0] < 0.99 * before[0]:
-            self._climb(4, _CLIMBERS)
+            yield from self._climb(4, _CLIMBERS)
 
     def _leaders(self, count: int) -> Wanted:
         return {p: [config for _, config in self.arena.ranked(p)[:count]] for p in self.arena.projections}
 
-    def _measure(self, wanted: Wanted, rung: int, reps: int, *, again: bool = False) -> None:
-        """Measure what was not tried yet, or (`again`) add samples to what was."""
-        self.runner.prepare(self.units(wanted))
-        for projection in self.arena.projections:
-            configs = [c for c in wanted.get(projection, ()) if again or not self.arena.seen(projection, c)]
-            for start in range(0, len(configs), _GROUP):
-                # In small groups, so that the bar for giving up early follows the incumbent.
-                best = min((time for time, _ in self.arena.best_in(projection).values()), default=None)
-                bar = None if best is None else best * self.effort.abort
-                units = [Unit(self.size, projection, config) for config in configs[start : start + _GROUP]]
-                self.arena.add(self._run([Request(unit, rung, reps, bar) for unit in units]))
+    def _asked(self, wanted: Wanted, rung: int, reps: int | None = None, *, again: bool = False) -> list[Request]:
+        """Requests for what was not tried yet, or (`again`) for more samples of what was."""
+        rows = [[(p, config) for config in dict.fromkeys(wanted.get(p, ()))] for p in self.arena.projections]
+        return [
+            Request(Unit(self.size, p, config), rung, reps or self.effort.reps[0], functools.partial(self._bar, p))
+            for p, config in filter(None, itertools.chain.from_iterable(itertools.zip_longest(*rows)))
+            if again or not self.arena.seen(p, config)
+        ]
 
-    def _run(self, requests: list[Request]) -> Iterable[Outcome]:
-        return self.runner.measure(requests)
+    def _bar(self, projection: Projection) -> float | None:
+        """What is slower than this is not replayed again: it follows the incumbent."""
+        best = self.arena.fastest(projection)
+        return None if best is None else best * self.effort.abort
 
 
-def _merge(*parts: Wanted) -> Wanted:
-    merged: Wanted = {}
-    for part in parts:
-        for projection, configs in part.items():
-            merged[projection] = list(dict.fromkeys([*merged.get(projection, []), *configs]))
-    return merged
+def _footprint(config: Config) -> tuple[int, Config]:
+    rows = config.block_m + config.integer("BLOCK_SIZE_N")
+    return rows * config.integer("BLOCK_SIZE_K") * config.integer("num_stages", 1), config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tuner.strategies.base import Arena, Choice, Findings, Request, Runner, Task, Unit, choose
+from tuner.strategies.base import Arena, Choice, Findings, Request, Runner, Task, Unit, choose, measure
 
 __all__ = ["RandomSample"]
 
@@ -28,7 +28,7 @@ class RandomSample:
             arena = Arena(size, task.projections)
             for projection in task.projections:
                 requests = [Request(Unit(size, projection, config), 0, task.effort.reps[0]) for config in configs]
-                arena.add(runner.measure(requests))
+                arena.add(measure(runner, requests))
             arenas[size] = arena
             choice = choose(arena, task.effort.finals)
             if choice is not None:

@@ -13,7 +13,7 @@ import pytest
 
 from moegate.errors import InfraError
 from moegate.journal import Journal
-from tuner.ahead import CompilePool
+from tuner.ahead import Compiled, CompilePool, Job
 from tuner.child.client import ChildSpec, Worker, WorkerLost
 from tuner.child.worker import classify
 from tuner.config import Config
@@ -21,7 +21,7 @@ from tuner.finals import Finals
 from tuner.journaled import PURPOSE
 from tuner.live import Live, LiveOptions, Strike
 from tuner.problem import Problem
-from tuner.strategies.base import Choice, Outcome, Request, Unit
+from tuner.strategies.base import Choice, Outcome, Request, Unit, measure
 
 ENGINES = Path(__file__).parent / "engines"
 PROBLEM = Problem("fused_experts", 8, 64, 128, 2, "float32")
@@ -46,7 +46,7 @@ def live(tmp_path: Path) -> Iterator[tuple[Live, list[Strike]]]:
 
 
 def _measure(live: Live, config: Config, size: int = 4, rung: int = 0) -> Outcome:
-    return live.measure([Request(Unit(size, "up", config), rung, 2)])[0]
+    return measure(live, [Request(Unit(size, "up", config), rung, 2)])[0]
 
 
 @pytest.mark.slow
@@ -86,14 +86,14 @@ def test_a_killed_child_is_replaced_and_nobody_is_blamed(live: tuple[Live, list[
 def test_answers_of_several_units_come_in_order(live: tuple[Live, list[Strike]]) -> None:
     runner, _ = live
     units = [Unit(size, "up", GOOD.with_(num_warps=warps)) for size in (2, 4) for warps in (4, 8)]
-    outcomes = runner.measure([Request(unit, 0, 3) for unit in units])
+    outcomes = measure(runner, [Request(unit, 0, 3) for unit in units])
     assert [outcome.unit for outcome in outcomes] == units
     assert all(len(outcome.samples_us) == 3 for outcome in outcomes)
 
 
 def test_a_slow_config_is_given_up_early(live: tuple[Live, list[Strike]]) -> None:
     runner, _ = live
-    outcome = runner.measure([Request(Unit(4, "up", GOOD), 0, 5, abort_us=1e-3)])[0]
+    outcome = measure(runner, [Request(Unit(4, "up", GOOD), 0, 5, lambda: 1e-3)])[0]
     assert len(outcome.samples_us) == 1
 
 
@@ -195,19 +195,27 @@ def test_one_compile_serves_every_batch_size(tmp_path: Path) -> None:
     assert [len(found) for found in hashes.values()] == [1, 1]
 
 
+def _wait(pool: CompilePool, job: Job) -> Compiled:
+    pool.prepare([job])
+    while (done := pool.result(job)) is None:
+        pool.poll()
+    return done
+
+
 def test_the_pool_compiles_each_config_once_and_prunes_by_facts(tmp_path: Path) -> None:
     problem = Problem("fused_experts", 8, 128, 256, 2, "float16")
     pool = CompilePool(ChildSpec(tmp_path, env={"TRITON_CACHE_DIR": str(tmp_path / "cache")}), "moegate", problem, 1)
     try:
         pool.aim(H200)
         jobs = [("up", TILE.with_(num_stages=stages)) for stages in (2, 4)]
+        pool.helpers((0, 64))
         pool.prepare(jobs)
-        pool.prepare(jobs, urgent=True)
-        shared = [pool.wait(job).facts["shared"] for job in jobs]  # type: ignore[index]
+        pool.prepare(jobs)
+        shared = [_wait(pool, job).facts["shared"] for job in jobs]  # type: ignore[union-attr,index]
         assert shared[0] < shared[1]
         assert pool.count == 2
         assert pool.binaries() == 2
-        broken = pool.wait(("up", TILE.with_(BLOCK_SIZE_M=48)))  # no power of two
+        broken = _wait(pool, ("up", TILE.with_(BLOCK_SIZE_M=48)))  # no power of two
         assert broken.error == "compile-failed"
         assert broken.reason
     finally:

@@ -22,7 +22,7 @@ from tuner.problem import Problem
 from tuner.prune import rejected
 from tuner.routing.load import load_recording, routes_for
 from tuner.routing.made import make_routes
-from tuner.strategies.base import Outcome, Request, Unit
+from tuner.strategies.base import Outcome, Request, Unit, measure
 
 TILE = Config.of(
     {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 3}
@@ -35,13 +35,18 @@ class Counting:
 
     def __init__(self) -> None:
         self.asked: list[Request] = []
+        self.open: list[Request] = []
 
-    def prepare(self, units: Sequence[Unit]) -> None:
-        pass
-
-    def measure(self, requests: Sequence[Request]) -> list[Outcome]:
+    def submit(self, requests: Sequence[Request]) -> None:
         self.asked += requests
-        return [Outcome(request.unit, request.rung, (float(len(self.asked)),)) for request in requests]
+        self.open += requests
+
+    def next(self) -> Outcome:
+        request = self.open.pop(0)
+        return Outcome(request.unit, request.rung, (float(len(self.asked) - len(self.open)),))
+
+    def cancel(self) -> None:
+        self.open.clear()
 
 
 def _request(size: int, rung: int = 0) -> Request:
@@ -50,11 +55,11 @@ def _request(size: int, rung: int = 0) -> Request:
 
 def test_nothing_is_measured_twice(tmp_path: Path) -> None:
     with Journal.open(tmp_path / "journal", purpose=PURPOSE) as journal:
-        first = Journaled(Counting(), journal, "here").measure([_request(1), _request(2), _request(1, 1)])
+        first = measure(Journaled(Counting(), journal, "here"), [_request(1), _request(2), _request(1, 1)])
     with Journal.open(tmp_path / "journal", purpose=PURPOSE) as journal:
         inner = Counting()
         runner = Journaled(inner, journal, "here")
-        again = runner.measure([_request(1), _request(2), _request(4)])
+        again = measure(runner, [_request(1), _request(2), _request(4)])
         assert again[:2] == first[:2]
         assert [request.unit.batch_size for request in inner.asked] == [4]
         assert (runner.measured, runner.reused) == (1, 2)
@@ -62,9 +67,9 @@ def test_nothing_is_measured_twice(tmp_path: Path) -> None:
 
 def test_another_environment_starts_afresh(tmp_path: Path) -> None:
     with Journal.open(tmp_path / "journal", purpose=PURPOSE) as journal:
-        Journaled(Counting(), journal, "triton 3.8").measure([_request(1)])
+        measure(Journaled(Counting(), journal, "triton 3.8"), [_request(1)])
         inner = Counting()
-        Journaled(inner, journal, "triton 3.9").measure([_request(1)])
+        measure(Journaled(inner, journal, "triton 3.9"), [_request(1)])
         assert len(inner.asked) == 1
 
 

@@ -37,6 +37,9 @@ class Planted:
     def kernel_of(self, projection: str) -> str:
         return projection
 
+    def helpers(self, block: int) -> list[Any]:
+        return []
+
     def simulate(self, target: Mapping[str, Any]) -> None:
         pass
 
