@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 
 from serving.server.decoder import Decoder, Prompt
@@ -19,7 +20,7 @@ from serving.server.spec import read_spec
 from serving.server.weights import Safetensors, build
 from xkernels.device import CpuDevice
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed (pip install transformers)")
+pytestmark = pytest.mark.slow  # importing the models takes most of it
 
 SIZES = {
     "vocab_size": 96,
@@ -64,16 +65,11 @@ class WithHead(torch.nn.Module):
         return type("Out", (), {"logits": self.lm_head(hidden)})()
 
 
-def deepseek() -> torch.nn.Module:
-    pytest.importorskip("transformers.models.deepseek_ocr2", reason="this transformers has no DeepSeek-OCR-2")
-    return WithHead()
-
-
 MODELS = {
     "mixtral": (mixtral, ("block_sparse_moe", "w1", "w3", "w2"), {"architectures": ["MixtralForCausalLM"]}),
     "qwen3": (qwen3, ("mlp", "gate_proj", "up_proj", "down_proj"), {"architectures": ["Qwen3MoeForCausalLM"]}),
     "deepseek": (
-        deepseek, ("mlp", "gate_proj", "up_proj", "down_proj"),
+        WithHead, ("mlp", "gate_proj", "up_proj", "down_proj"),
         {"architectures": ["DeepseekV2ForCausalLM"], "use_mla": False, "first_k_dense_replace": 1, **ROUTED},
     ),
 }  # fmt: skip

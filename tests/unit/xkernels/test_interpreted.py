@@ -26,7 +26,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[s
     for case in ET.parse(out).iter("testcase"):
         name = str(case.get("classname")).rsplit(".", 1)[-1]
         counts[name] = counts.get(name, 0) + 1
-        if case.find("failure") is not None or case.find("error") is not None:
+        skipped = case.find("skipped") is not None and name == "case_transformers"  # it comes with the dev extra
+        if skipped or case.find("failure") is not None or case.find("error") is not None:
             failures.setdefault(name, []).append(str(case.get("name")))
     return failures, counts, done.stdout[-6000:]
 
