@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -30,6 +29,7 @@ from serving.engines import Engine, Launched, Spec
 from serving.engines.foreign import free_port
 from serving.engines.protocol import is_up
 from serving.lifeline import die_with_parent
+from serving.workdir import work_folder
 
 __all__ = ["launch", "launched_from"]
 
@@ -73,7 +73,7 @@ def launch(
         InfraError: it did not become ready, or ended by itself.
     """
     with ExitStack() as stack:
-        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moegate-serve-")))
+        work = stack.enter_context(work_folder())
         for number in (signal.SIGTERM, signal.SIGINT):
             stack.callback(signal.signal, number, signal.signal(number, _raise_ended))
         try:

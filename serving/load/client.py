@@ -18,6 +18,9 @@ from serving.load.workload import Call
 __all__ = ["Event", "Target", "send"]
 
 _READ_S = 600.0
+_MOST_BYTES = 1 << 20
+"""An event beyond this is no event of a completion; without a limit a server could fill our memory with one."""
+_MOST_TOKENS = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -123,25 +126,51 @@ async def _read(content: aiohttp.StreamReader, event: Event) -> None:
         for item in events:
             if item == b"data: [DONE]":
                 done = True
-            elif b'"choices":[{' in item or b'"choices": [{' in item:
+                break
+            if b'"choices":[{' in item or b'"choices": [{' in item:
                 event.arrivals.append(now)
             if b'"usage":{' in item or b'"usage": {' in item:
                 usage = item
             elif item.startswith((b'data: {"error"', b'data: {"object":"error"')):
                 event.error = item[6:].decode(errors="replace")[:300]
                 return
+        if len(tail) > _MOST_BYTES:
+            event.error = f"an event is longer than {_MOST_BYTES} bytes"
+            return
     _finish(event, usage, done)
 
 
 def _finish(event: Event, usage: bytes | None, done: bool) -> None:
     if usage is not None:
-        last: dict[str, Any] = json.loads(usage.partition(b"data:")[2])
-        event.tokens = int(last["usage"].get("completion_tokens") or 0)
-        event.prompt_tokens = int(last["usage"].get("prompt_tokens") or 0)
-        event.server = last.get("timing")
+        try:
+            _count(event, json.loads(usage.partition(b"data:")[2]))
+        except (ValueError, RecursionError) as error:
+            event.error = f"the server's usage cannot be read: {error}"[:300]
+            return
     if not done:
         event.error = "the stream ended without [DONE]"
     elif not event.arrivals:
         event.error = "no content came"
     elif not event.tokens:
         event.error = "the server gave no usage"
+
+
+def _count(event: Event, last: Any) -> None:
+    """Take over what the last event counts. ValueError where it counts nothing that can be."""
+    usage = last.get("usage") if isinstance(last, dict) else None
+    if not isinstance(usage, dict):
+        raise ValueError("it is no object")
+    event.tokens = _tokens(usage.get("completion_tokens"))
+    event.prompt_tokens = _tokens(usage.get("prompt_tokens"))
+    timing = last.get("timing")
+    if isinstance(timing, dict) and all(type(value) in (int, float) for value in timing.values()):
+        known = {str(name): float(value) for name, value in timing.items() if abs(value) < _MOST_TOKENS}
+        event.server = known or None
+
+
+def _tokens(value: Any) -> int:
+    if value is None:
+        return 0
+    if type(value) is not int or not 0 <= value < _MOST_TOKENS:
+        raise ValueError(f"{str(value)[:40]} is no number of tokens")
+    return value

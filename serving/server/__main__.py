@@ -121,6 +121,7 @@ async def _serve(options: argparse.Namespace, worker: WorkerProcess) -> int:
 
     from serving.server.app import build
     from serving.server.link import Link
+    from serving.server.patience import Patience
 
     class Server(uvicorn.Server):
         """uvicorn, with the signals left to us: it would raise them again after its shutdown."""
@@ -136,18 +137,20 @@ async def _serve(options: argparse.Namespace, worker: WorkerProcess) -> int:
     except OSError as error:
         print(f"serving.server: port {options.port}: {error.strerror}", file=sys.stderr)
         return int(Exit.INFRA)
-    link = Link(worker)
+    link, patience = Link(worker), Patience()
     folder = Path(options.model)
     name = options.served_model_name or (folder.parent if folder.is_file() else folder).resolve().name
+    app = patience.guard(build(link, name, options.max_queue, patience))
     server = Server(
         uvicorn.Config(
-            build(link, name, options.max_queue), log_level="warning", access_log=False, lifespan="off", ws="none",
+            app, log_level="warning", access_log=False, lifespan="off", ws="none",
             timeout_graceful_shutdown=_GRACE_S, timeout_keep_alive=60,
         )
     )  # fmt: skip
 
     def stop() -> None:
         server.should_exit = True
+        patience.stop()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

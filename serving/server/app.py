@@ -8,7 +8,8 @@
 | `GET /v1/server_info` | proof of backend and configs, device, versions, batch sizes seen, peak memory |
 
 A body that cannot be served is a 4xx with OpenAI's error object; a full queue is a 503 with `Retry-After`. When a
-client leaves, its request is cancelled and its slot is free at the next step.
+client leaves, its request is cancelled and its slot is free at the next step. How long one is waited for is in
+`serving.server.patience`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -28,20 +28,16 @@ from starlette.routing import Route
 from serving.lifeline import resident_bytes
 from serving.server.completions import BadRequest, Completion, Limits, Writer, parse
 from serving.server.link import Link, Stream
+from serving.server.patience import Patience, Send, Watched
 
-__all__ = ["MAX_BODY", "build"]
+__all__ = ["build"]
 
-MAX_BODY = 8 << 20
 _SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-
-def build(link: Link, model: str, max_queue: int) -> Starlette:
+def build(link: Link, model: str, max_queue: int, patience: Patience | None = None) -> Starlette:
     """The application of one worker. `max_queue` requests may wait beside those that have a slot."""
-    service = _Service(link, model, max_queue)
+    service = _Service(link, model, max_queue, patience or Patience())
     return Starlette(
         routes=[
             Route("/health", service.health, methods=["GET"]),
@@ -54,8 +50,8 @@ def build(link: Link, model: str, max_queue: int) -> Starlette:
 
 
 class _Service:
-    def __init__(self, link: Link, model: str, max_queue: int) -> None:
-        self.link, self.model, self.max_queue = link, model, max_queue
+    def __init__(self, link: Link, model: str, max_queue: int, patience: Patience) -> None:
+        self.link, self.model, self.max_queue, self.patience = link, model, max_queue, patience
         self.created = int(time.time())
 
     async def health(self, request: Request) -> Response:
@@ -78,7 +74,7 @@ class _Service:
         arrived = time.perf_counter()
         self._ready()
         info = self.link.info
-        completion = parse(await _body(request), Limits(info["vocab"], info["max_model_len"], self.model))
+        completion = parse(await self.patience.body(request), Limits(info["vocab"], info["max_model_len"], self.model))
         if self.link.open_requests >= info["slots"] + self.max_queue:
             raise BadRequest("the queue is full", status=503)
         stream = self.link.submit(completion.request())
@@ -101,9 +97,10 @@ class _Streamed(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         leaving = asyncio.ensure_future(_left(receive))
-        sending = asyncio.ensure_future(self._send(send))
+        watched = Watched(send)
+        sending = asyncio.ensure_future(self._send(watched.send))
         try:
-            await asyncio.wait({leaving, sending}, return_when=asyncio.FIRST_COMPLETED)
+            await watched.until({leaving, sending})
         finally:
             self._link.close(self._stream)
             for task in (leaving, sending):
@@ -163,16 +160,6 @@ async def _whole(request: Request, link: Link, stream: Stream, writer: Writer, c
 async def _left(receive: Any) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _body(request: Request) -> bytes:
-    """The body, at most MAX_BODY bytes of it."""
-    data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > MAX_BODY:
-            raise BadRequest(f"the body is over {MAX_BODY} bytes", status=413)
-    return bytes(data)
 
 
 def _error(message: str, kind: str, field: str | None, code: int) -> dict[str, Any]:

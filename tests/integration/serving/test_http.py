@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -147,3 +151,37 @@ def test_server_info_is_proof(server: str) -> None:
     assert proof["calls"]["torch"] == sum(info["batch_sizes"].values())  # one MoE layer
     assert info["device"]["kind"] == "cpu"
     assert info["peak_memory_bytes"] > 1 << 20
+
+
+def half_a_request(url: str, length: int, body: bytes = b"") -> socket.socket:
+    """A connection whose client announces `length` bytes, sends `body`, and then says nothing more."""
+    parts = urlsplit(url)
+    connection = socket.create_connection((parts.hostname, parts.port), timeout=20)
+    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (length, body))
+    return connection
+
+
+def test_a_body_announced_as_too_large_is_refused_before_it_comes(server: str) -> None:
+    began = time.monotonic()
+    with half_a_request(server, 10**10, b"[" * 1000) as connection:
+        assert connection.recv(1000).startswith(b"HTTP/1.1 413 ")
+    assert time.monotonic() - began < 10
+    assert call(server, "/v1/completions", GOOD)[0] == 200
+
+
+def test_a_shutdown_waits_for_nobodys_body_and_prints_no_traceback(
+    tmp_path: Path, start: Callable, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with start(tmp_path, "--slots=2", "--configs=none") as (url, _):
+        waiting = [half_a_request(url, 1000, b"[1"), half_a_request(url, 1000)]
+        long = json.dumps({**GOOD, "max_tokens": 400, "stream": True}).encode()
+        waiting += [half_a_request(url, len(long), long) for _ in range(3)]  # they never read
+        time.sleep(0.3)
+        began = time.monotonic()
+    assert time.monotonic() - began < 12
+    assert waiting[0].recv(1000).startswith(b"HTTP/1.1 503 ")
+    for connection in waiting:
+        connection.close()
+    said = capfd.readouterr().err
+    assert "Traceback" not in said
+    assert "CancelledError" not in said

@@ -17,6 +17,7 @@ from moegate.configs import default_config
 from moegate.configs.names import ConfigKey, format_name
 from moegate.records import Measurement, read
 from moegate.records import measurement as records
+from serving.workdir import sweep
 
 MODEL = Path("examples/models/tiny-moe").resolve()
 INTERPRET = {"TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "1"}
@@ -150,6 +151,9 @@ def test_recorded_routing_is_where_it_was_asked_for(serving: Callable, tmp_path:
         ([f"--model={MODEL}", "--dtype=int8"], 2, "'int8'"),
         ([f"--model={MODEL}", "--engine=trt"], 2, "unknown engine"),
         ([f"--model={MODEL}", "--graph=half"], 2, "eager or full"),
+        ([f"--model={MODEL}", "--length=600"], 2, "the model has 512"),
+        ([f"--model={MODEL}", "--slots=1000000"], 2, "do not fit the device's memory"),
+        ([f"--model={MODEL}", "--memory-share=0"], 2, "memory-share"),
         (["--nonsense"], 2, "nonsense"),
     ],
 )
@@ -202,8 +206,11 @@ def test_nothing_outlives_a_launch(tmp_path: Path, until: Callable, number: sign
         "-c",
         f"touch ready; exec -a {marker} sleep 60",
     ]
-    process = subprocess.Popen(argv, cwd=tmp_path)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    process = subprocess.Popen(argv, cwd=tmp_path, env={**os.environ, "TMPDIR": str(temporary)})
     until((tmp_path / "ready").is_file)
+    assert len(list(temporary.glob("moegate-serve-*"))) == 1
     workers = [pid for pid in servers(marker) if pid != process.pid]
     assert len(workers) >= 2, "server and command"
     worker_of = [int(p) for w in workers for p in Path(f"/proc/{w}/task/{w}/children").read_text().split()]
@@ -211,6 +218,9 @@ def test_nothing_outlives_a_launch(tmp_path: Path, until: Callable, number: sign
     code = process.wait(20)
     assert code == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[number]
     until(lambda: not servers(marker) and not any(Path(f"/proc/{pid}").exists() for pid in worker_of), 15)
+    # Nobody tidies up after a SIGKILL; the next launch does.
+    assert sweep(temporary) == (number == signal.SIGKILL)
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_server_that_dies_ends_the_launch(tmp_path: Path, until: Callable) -> None:
