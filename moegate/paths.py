@@ -7,7 +7,7 @@ from pathlib import Path
 
 from moegate.errors import UsageError
 
-__all__ = ["config_root", "ensure_inside", "fsync_directory", "write_atomic"]
+__all__ = ["config_root", "ensure_inside", "fsync_directory", "user_cache", "write_atomic"]
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -19,6 +19,11 @@ def config_root() -> Path:
     """
     packaged = _PACKAGE / "_configs"
     return packaged if packaged.is_dir() else _PACKAGE.parent / "kernels" / "configs"
+
+
+def user_cache() -> Path:
+    """Return the folder for what can be made again, of this user on this host (`XDG_CACHE_HOME` is followed)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moegate"
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from orchestrator.cells import accuracy, check, kernel_bench, kernel_test, serve, tune
 from orchestrator.cells.base import Command, Kind, Work
-from orchestrator.cells.proof import wrong_proof
+from orchestrator.cells.proof import wrong_kernels, wrong_proof
 
-__all__ = ["KINDS", "Command", "Kind", "Work", "wrong_proof"]
+__all__ = ["KINDS", "Command", "Kind", "Work", "wrong_kernels", "wrong_proof"]
 
 KINDS: dict[str, Kind] = {
     kind.name: kind for kind in (check.KIND, kernel_test.KIND, kernel_bench.KIND, tune.KIND, serve.KIND, accuracy.KIND)

@@ -6,7 +6,7 @@ from moegate import canonical
 from moegate.records import Measurement, Proof
 from orchestrator.cells.base import Work
 
-__all__ = ["wrong_proof"]
+__all__ = ["wrong_kernels", "wrong_proof"]
 
 
 def wrong_proof(work: Work, measurement: Measurement) -> str | None:
@@ -18,6 +18,18 @@ def wrong_proof(work: Work, measurement: Measurement) -> str | None:
         if reason:
             return reason
     return None if measurement.launches else "the result holds no launch"
+
+
+def wrong_kernels(sha: str, kernel_hash: str, measurement: Measurement) -> str | None:
+    """Return how a launch of an arm with a `source` shows that it ran other kernels than the commit's, or None.
+
+    kernel_hash: of the commit's own kernels; another engine's are not the commit's, and are not asked.
+    """
+    for launch in measurement.launches:
+        proof = launch.proof
+        if proof is not None and proof.engine == "moegate" and proof.kernel_hash not in ("", kernel_hash):
+            return f"asked for the code of {sha[:12]}, the launch ran kernels {proof.kernel_hash[:12]}"
+    return None
 
 
 def _wrong_backend(work: Work, proof: Proof) -> str | None:

@@ -7,7 +7,6 @@ size, projection, target). What was compiled once is remembered by content: conf
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +19,7 @@ from moegate.configs import ConfigKey, parse_directory, parse_version
 from moegate.configs.positions import line_of
 from moegate.dispatch import platform_name
 from moegate.errors import InfraError, UsageError
-from moegate.paths import write_atomic
+from moegate.paths import user_cache, write_atomic
 from moegate.records.findings import Finding, Severity
 from orchestrator.check.files import FileFacts
 from orchestrator.check.kernel import kernel_hash
@@ -78,9 +77,8 @@ def _triton() -> str:
 
 def _key(file: FileFacts, triton: str) -> Path:
     """Where the facts of a file are remembered."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moegate" / "compile"
     content = [file.digest, file.entry.name, _device_target(file), triton, kernel_hash()]
-    return cache / f"{canonical.digest(content)}.json"
+    return user_cache() / "compile" / f"{canonical.digest(content)}.json"
 
 
 def _recall(path: Path) -> list[Row] | None:

@@ -1,4 +1,4 @@
-"""`orchestrator prune`: remove old runs, and containers and images of ours that nobody uses."""
+"""`orchestrator prune`: remove old runs, environments of commits, and containers and images that nobody uses."""
 
 from __future__ import annotations
 
@@ -23,11 +23,16 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Remove runs, and containers, images and caches of ours, that are older than an age. Nothing else is touched."""
+    """Remove what is older than an age: runs, environments of arms with a `source`, and our containers and images.
+
+    What a run uses stays, and nothing else is touched.
+    """
     from orchestrator.commands._output import emit_json
+    from orchestrator.sources import old_environments
 
     age_s = _age(older)
     gone: dict[str, list[str]] = {"runs": _prune_runs(runs, age_s, dry_run)}
+    gone["sources"] = old_environments(age_s, remove=not dry_run)
     if docker:
         gone |= _prune_docker(age_s, dry_run)
     if as_json:

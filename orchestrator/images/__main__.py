@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 from moegate.errors import MoegateError
 from moegate.exits import Exit
 from moegate.records import ImageSpec
+from moegate.version import own_version
 from orchestrator.images import BuildFailure, ensure, obstacle
 
 
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"image {name}: {reason}", file=sys.stderr)
             return int(Exit.INFRA)
         logs = root / ".cache" / "images"
-        result = ensure([spec], root, logs, version=version("moegate"), timeout_s=options.timeout)[name]
+        result = ensure([spec], root, logs, version=own_version(), timeout_s=options.timeout)[name]
     except MoegateError as error:
         print(error, file=sys.stderr)
         return int(error.exit)

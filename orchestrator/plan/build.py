@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any, NoReturn
 
 from moegate import canonical
 from moegate.errors import UsageError
 from moegate.records import ComparePolicy, GatePolicy, ModelSpec, Plan, PlannedCell, PoolSpec, QuarantineRule
+from moegate.version import own_version
 from orchestrator.matrix import Matrix
 from orchestrator.matrix.tree import Mapping_, find
 from orchestrator.plan import resolve
@@ -46,7 +46,7 @@ def build(matrix: Matrix, *, only: Iterable[str] = (), history: History | None =
         matrix=str(matrix.path),
         matrix_digest=matrix.digest,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        version=version("moegate"),
+        version=own_version(),
         cells=tuple(cells),
         pools=builder.pools,
         models=builder.models,

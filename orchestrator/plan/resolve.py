@@ -10,6 +10,7 @@ from moegate import canonical, families
 from moegate.errors import UsageError
 from moegate.records import ArmSpec, ImageSpec, ModelSpec, PoolSpec
 from orchestrator.matrix import Matrix
+from orchestrator.sources import layout_of
 
 __all__ = ["arms", "images", "models", "path_in_repository", "pools"]
 
@@ -94,9 +95,19 @@ def arms(matrix: Matrix) -> tuple[ArmSpec, ...]:
             if not folder.is_dir():
                 matrix.fail(place, f"{configs} is not a folder", "none, tuned, a folder of configs, or git:REF")
             configs = str(folder)
-        source = None if arm.source is None else _commit(matrix, ("arms", name, "source"), arm.source)
+        source = None if arm.source is None else _source(matrix, ("arms", name, "source"), arm.source)
         out.append(ArmSpec(name, configs=configs, env=dict(arm.env), source=source))
     return tuple(out)
+
+
+def _source(matrix: Matrix, place: tuple[str | int, ...], ref: str) -> str:
+    """The full SHA of a ref whose commit can be installed."""
+    sha = _commit(matrix, place, ref)
+    try:
+        layout_of(matrix.root, sha)
+    except UsageError as error:
+        matrix.fail(place, error.message, error.fix or "a commit of this project")
+    return sha
 
 
 def _commit(matrix: Matrix, place: tuple[str | int, ...], ref: str) -> str:

@@ -14,6 +14,7 @@ from moegate.stats import Rules, Turn
 from orchestrator.cells.base import Programs
 from orchestrator.pools.isolation import Isolation
 from orchestrator.pools.slots import Slot
+from orchestrator.sources import Sources
 
 __all__ = ["AttemptDone", "AttemptJob", "Stage"]
 
@@ -41,6 +42,7 @@ class AttemptJob:
     seed: int
     screen: tuple[float, ...]
     programs: Programs
+    sources: Sources
     cancel: threading.Event
     out_of_time: Callable[[], bool]
     before_launch: Callable[[int, Turn | None], None]

@@ -1,18 +1,14 @@
-"""The config tree and the source of each arm: found, or made once per run."""
+"""The config tree of each arm: found, or made once per run."""
 
 from __future__ import annotations
 
-import io
-import subprocess
-import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 from moegate import canonical
-from moegate.errors import InfraError
 from moegate.records import ArmSpec, PlannedCell
 from orchestrator.plan.resolve import GIT
 from orchestrator.scheduler.rundir import RunDir
+from orchestrator.sources import unpack
 
 __all__ = ["Trees"]
 
@@ -20,12 +16,11 @@ _CONFIGS = "kernels/configs"
 
 
 class Trees:
-    """Where the configs of arms lie. `root` is the repository that `git:` refs and sources are read from."""
+    """Where the configs of arms lie. `root` is the repository that `git:` refs are read from."""
 
     def __init__(self, rundir: RunDir, root: Path) -> None:
         self._rundir, self._root = rundir, root
         self._digests: dict[str, str] = {}
-        self._arms: dict[str, ArmSpec] = {}
 
     def path(self, arm: ArmSpec, cell: PlannedCell) -> Path | None:
         """The folder to give as `--configs`, or None for an empty tree."""
@@ -34,7 +29,7 @@ class Trees:
         if arm.configs == "tuned":
             return self._rundir.configs(cell.needs[0]).resolve()
         if arm.configs.startswith(GIT):
-            return self._archive(arm.configs.removeprefix(GIT), _CONFIGS)
+            return self._unpacked(arm.configs.removeprefix(GIT))
         return Path(arm.configs)
 
     def digest(self, arm: ArmSpec, cell: PlannedCell) -> str:
@@ -51,28 +46,10 @@ class Trees:
         """A tune cell wrote its tree anew."""
         self._digests.pop(cell, None)
 
-    def arm(self, arm: ArmSpec) -> ArmSpec:
-        """The arm with the environment that makes its own source the one that is imported."""
-        if arm.source is None:
-            return arm
-        if arm.name not in self._arms:
-            root = self._archive(arm.source, "")
-            path = f"{root}:{root / 'kernels'}"
-            self._arms[arm.name] = replace(arm, env={**arm.env, "PYTHONPATH": path})
-        return self._arms[arm.name]
-
-    def _archive(self, sha: str, folder: str) -> Path:
-        """Unpack a commit (or one folder of it) below the run directory, once."""
-        target = self._rundir.path / "sources" / (sha[:16] + ("-configs" if folder else ""))
+    def _unpacked(self, sha: str) -> Path:
+        """The configs of a commit, unpacked below the run directory, once."""
+        target = self._rundir.path / "sources" / f"{sha[:16]}-configs"
         if not target.is_dir():
-            argv = ["git", "-C", str(self._root), "archive", "--format=tar", sha, *([folder] if folder else [])]
-            done = subprocess.run(argv, capture_output=True, check=False, timeout=300, stdin=subprocess.DEVNULL)
-            if done.returncode != 0:
-                raise InfraError(
-                    f"git archive {sha[:12]} {folder}: {done.stderr.decode(errors='replace').strip()[:300]}"
-                )
-            partial = target.with_name(target.name + ".partial")
-            with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-                archive.extractall(partial, filter="data")
-            partial.rename(target)
-        return target / folder if folder else target
+            target.parent.mkdir(parents=True, exist_ok=True)
+            unpack(self._root, sha, [_CONFIGS], target)
+        return target / _CONFIGS

@@ -34,6 +34,7 @@ class LaunchSpec:
     Attributes:
         run, cell, attempt, number: who it is; containers carry these as labels.
         argv: argument vector; elements equal to `PYTHON` are the interpreter.
+        python: the interpreter to use for it; None is the isolation's own.
         workdir: the attempt's folder for this launch: working directory, and the only place that it may write to
             besides `writes`.
         env: variables on top of a minimal, clean environment (the arm's and the cell's; never the orchestrator's own).
@@ -62,6 +63,7 @@ class LaunchSpec:
     reads: tuple[Path, ...] = ()
     writes: tuple[Path, ...] = ()
     image: ImageSpec | None = None
+    python: Path | None = None
     network: Literal["none", "loopback"] = "none"
     interpret: bool = False
     memory_bytes: int | None = None

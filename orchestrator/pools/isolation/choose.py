@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from moegate.errors import ImageError, PoolError, UsageError
 from moegate.records import ImageSpec, PoolSpec
+from moegate.version import own_version
 from orchestrator.pools.isolation import Isolation
 from orchestrator.pools.isolation.process import ProcessIsolation
 
@@ -76,7 +76,7 @@ def _containers(
     specs = {image.name: image for image in candidates.values()}
     say(f"images: {', '.join(specs)} (built where missing; logs in {logs})")
     try:
-        built = ensure(list(specs.values()), root, logs, version=version("moegate"))
+        built = ensure(list(specs.values()), root, logs, version=own_version())
     except (PoolError, ImageError, UsageError) as error:
         return {name: f"isolation {modes[name]}: {error}" for name in candidates}
     ids = {name: image.id for name, image in built.items() if not isinstance(image, BuildFailure)}

@@ -70,12 +70,11 @@ def container_options(spec: LaunchSpec, image_id: str, *, cdi: bool = False) -> 
     memory = spec.memory_bytes or _memory_limit()
     kind = spec.slot.device.identity.kind
     mounts = [(str(path), True) for path in spec.reads]
-    mounts += [(str(path), True) for path in _sources(env)]
     mounts += [(path, True) for path in device["mounts"] if Path(path).exists()]
     mounts += [(str(path), False) for path in (spec.workdir, *spec.writes)]
     return {
         "image": image_id,
-        "command": [CONTAINER_PYTHON if part == PYTHON else part for part in spec.argv],
+        "command": [str(spec.python or CONTAINER_PYTHON) if part == PYTHON else part for part in spec.argv],
         "environment": env,
         "working_dir": str(spec.workdir),
         "user": f"{uid}:{gid}",
@@ -107,12 +106,6 @@ def container_options(spec: LaunchSpec, image_id: str, *, cdi: bool = False) -> 
             f"{daemon.LABEL}.owner": f"{platform.node()}:{os.getpid()}",
         },
     }
-
-
-def _sources(env: Mapping[str, str]) -> list[Path]:
-    """The source trees of an arm with a `source`: what its PYTHONPATH names, outermost folders only."""
-    paths = [Path(item) for item in env.get("PYTHONPATH", "").split(":") if item.startswith("/")]
-    return [path for path in paths if not any(parent in paths for parent in path.parents)]
 
 
 def shell_command(options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ class ProcessIsolation:
 
     def run(self, spec: LaunchSpec, *, on_start: OnStart, cancel: threading.Event) -> LaunchResult:
         """Run one launch to its end, deadline or `cancel`."""
-        argv = tuple(sys.executable if part == PYTHON else part for part in spec.argv)
+        argv = tuple(str(spec.python or sys.executable) if part == PYTHON else part for part in spec.argv)
         env = environment(spec)
         killed = _oom_kills()
 

@@ -53,6 +53,7 @@ gate: {metric: {serve: output_throughput}, margin: 1%, q: 0.2}
 def own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests that run at the same time on one host must not wait for each other's devices."""
     monkeypatch.setenv("MOEGATE_LOCK_DIR", str(tmp_path / "locks"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture

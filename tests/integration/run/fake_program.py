@@ -41,6 +41,17 @@ def write(path, kind, launches=(), cases=(), work=None, **more):
     temporary.rename(path)
 
 
+def imported():
+    """Which moegate this interpreter has: the mark of its package, and its installed version; None without `site`."""
+    if sys.flags.no_site:
+        return None
+    import importlib.metadata
+
+    import moegate
+
+    return [getattr(moegate, "MARK", None), importlib.metadata.version("moegate")]
+
+
 def launch(argv, configs, value, metric):
     backend = option(argv, "moe-runner-backend")
     mode = os.environ.get("FAKE", "")
@@ -57,6 +68,8 @@ def launch(argv, configs, value, metric):
         "chain": [], "configs_root": None, "configs_digest": "" if configs == "none" else tree_digest(configs),
         "configs": [use] if resolved == "triton" else [], "calls": {resolved: 3}, "kernel_hash": "",
     }  # fmt: skip
+    if mode == "other-kernels":
+        proof["kernel_hash"] = "f" * 64
     if mode == "wrong-tree":
         proof["configs_digest"] = "0" * 64
     values = [float("nan")] if mode == "nan" else [value]
@@ -64,7 +77,7 @@ def launch(argv, configs, value, metric):
         "device": DEVICE, "started": "2027-01-01T00:00:00+00:00", "wall_s": 0.01,
         "samples": [{"metric": metric, "unit": "x", "better": "higher", "values": values, "primary": True}],
         "proof": proof, "peak_memory_bytes": None, "batch_sizes": {}, "arm": None, "pair": None, "order": None,
-        "stage": None, "void_reason": "short requests" if mode == "void" else None, "detail": {},
+        "stage": None, "void_reason": "short requests" if mode == "void" else None, "detail": {"imported": imported()},
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from moegate import journal
+from moegate.errors import UsageError
 from orchestrator.bundle import read_run
 from orchestrator.commands._conclude import conclude
 from orchestrator.scheduler import RunDir
@@ -98,12 +99,16 @@ def commit(run):
     folder = run.repository / "kernels" / "configs" / "triton_3_8_0"
     folder.mkdir(parents=True)
     (folder / "E=8,N=64,device_name=cpu,dtype=float32.json").write_text("{}")
-    (run.repository / "marker.py").write_text("")
+    project = run.repository / "pyproject.toml"
+    project.write_text('[project]\nname = "moegate"\nversion = "0.1.0"\n[tool.setuptools]\npackages = ["moegate"]\n')
+    (run.repository / "moegate").mkdir()
+    (run.repository / "moegate" / "__init__.py").write_text("MARK = 'first'\n")
     git = ["git", "-C", str(run.repository), "-c", "user.name=t", "-c", "user.email=t@example.org"]
     for argv in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
         subprocess.run([*git, *argv], check=True, capture_output=True)
     sha = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
     (folder / "E=8,N=64,device_name=cpu,dtype=float32.json").write_text('{"2": {}}')
+    (run.repository / "moegate" / "__init__.py").write_text("MARK = 'edited'\n")
     return sha
 
 
@@ -117,14 +122,43 @@ def test_configs_of_a_commit_are_those_that_were_committed(run, commit):
     assert tree.read_text() == "{}"
 
 
-def test_an_arm_with_a_source_runs_that_code(run, commit):
+def test_an_arm_with_a_source_runs_that_commits_code_and_the_other_this_one(run, commit, tmp_path):
+    run.programs = {name: tuple(part for part in argv if part != "-S") for name, argv in run.programs.items()}
     run.edit(("tuned: {configs: tuned}", "tuned: {configs: none, source: HEAD}"))
     run("serve/*/triton/*")
     facts = read_run(run.path)
     assert facts.outcomes[-1].state == "PASSED", facts.outcomes[-1]
-    sources = list((run.path / "sources").iterdir())
-    assert [path.name for path in sources] == [commit[:16]]
-    assert (sources[0] / "marker.py").is_file()
+    seen = {launch.arm: launch.detail for launch in facts.measurements[facts.outcomes[-1].cell][0].launches}
+    assert seen["tuned"]["source"] == commit
+    assert "source" not in seen["untuned"]
+    assert seen["tuned"]["imported"] == ["first", f"0.1.0+g{commit[:12]}"]
+    assert seen["untuned"]["imported"][0] != "first"
+    environment, = (tmp_path / "cache" / "moegate" / "sources").glob(f"{commit}-*/")
+    assert (environment / "bin" / "python").exists()
+    # A second run finds it made.
+    before = environment.stat().st_ino
+    run.path = run.repository / "again"
+    run("serve/*/triton/*")
+    assert read_run(run.path).outcomes[-1].state == "PASSED"
+    assert environment.stat().st_ino == before
+
+
+def test_a_commit_that_cannot_be_installed_is_refused_before_anything_runs(run, commit):
+    git = ["git", "-C", str(run.repository), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    (run.repository / "pyproject.toml").write_text('[project]\nname = "another"\n')
+    subprocess.run([*git, "commit", "-qam", "another"], check=True)
+    run.edit(("tuned: {configs: tuned}", "tuned: {configs: none, source: HEAD}"))
+    with pytest.raises(UsageError, match="is of 'another'") as refused:
+        run.plan()
+    assert refused.value.line == 9
+
+
+def test_kernels_that_are_not_the_commits_are_no_result(run, commit):
+    run.edit(("tuned: {configs: tuned}", "tuned: {configs: none, source: HEAD, env: {FAKE: other-kernels}}"))
+    run("serve/*/triton/*")
+    outcome = read_run(run.path).outcomes[-1]
+    assert outcome.state == "INFRA_ERROR"
+    assert f"asked for the code of {commit[:12]}, the launch ran kernels ffffffffffff" in outcome.reason
 
 
 def test_a_tuner_that_was_killed_goes_on_from_its_own_journal(run):
