@@ -21,7 +21,11 @@ LABEL = "moegate"
 
 @dataclass(frozen=True)
 class DaemonFacts:
-    """Which daemon a run really talked to (a context can silently point elsewhere)."""
+    """Which daemon a run really talked to (a context can silently point elsewhere).
+
+    `cdi` holds the device names that it resolves itself (`nvidia.com/gpu=GPU-...`); only Engine 28.2 and later tell.
+    `root` is the daemon's data folder, on its own host.
+    """
 
     id: str
     version: str
@@ -29,7 +33,8 @@ class DaemonFacts:
     address: str
     storage: str
     cgroup: str
-    cdi: bool
+    cdi: frozenset[str] = frozenset()
+    root: str = ""
 
     def record(self) -> dict[str, str]:
         """As text values, for keys and records."""
@@ -103,8 +108,11 @@ def facts(client: Any) -> DaemonFacts:
         api=str(client.api.api_version),
         address=str(client.api.base_url),
         storage=str(info.get("Driver", "")),
+        root=str(info.get("DockerRootDir", "")),
         cgroup=f"v{info.get('CgroupVersion', '1')} {info.get('CgroupDriver', '')}".strip(),
-        cdi=bool(info.get("CDISpecDirs")) and bool(info.get("DiscoveredDevices", True)),
+        cdi=frozenset(
+            str(item.get("ID")) for item in info.get("DiscoveredDevices") or () if item.get("Source") == "cdi"
+        ),
     )
 
 

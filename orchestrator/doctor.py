@@ -141,6 +141,15 @@ def _writable() -> str:
     return str(Path.cwd())
 
 
+def _withdrawn() -> str:
+    from orchestrator.pools import withdrawn
+
+    found = withdrawn.marks()
+    if found:
+        raise LookupError("; ".join(str(mark) for mark in found.values()))
+    return "no device of this host is withdrawn"
+
+
 _INSTALL = "make venv"
 
 PROBES: tuple[Probe, ...] = (
@@ -161,6 +170,8 @@ PROBES: tuple[Probe, ...] = (
     Probe("amd", _gpus("rocm"), "rocm pools are down", "install ROCm"),
     Probe("intel", _gpus("xpu"), "xpu pools are down",
           "install the Intel GPU driver and python -m pip install 'moegate[xpu]'"),
+    Probe("devices", _withdrawn, "pools do without these devices",
+          "have a look at the device, then orchestrator doctor --release ID"),
     Probe("chromium", _chromium, "the report's browser tests are skipped", "apt-get install chromium chromium-driver"),
 )  # fmt: skip
 """Everything that is looked for, in the order in which it is printed."""

@@ -14,13 +14,20 @@ def register(app: typer.Typer) -> None:
     app.command("doctor", epilog="Example: orchestrator doctor --json")(doctor)
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
-    """Say what this machine offers, and what each missing piece costs. Always exits 0."""
+def doctor(
+    release: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="First put a withdrawn device back into use.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Say what this machine offers, and what each missing piece costs. Exits 0 whatever is missing."""
     from dataclasses import asdict
 
     from orchestrator.commands._output import emit_json, table
     from orchestrator.doctor import examine
 
+    for identity in release or ():
+        _release(identity)
     findings = examine()
     if as_json:
         emit_json({"findings": [asdict(finding) for finding in findings]})
@@ -29,3 +36,14 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
     for finding in findings:
         if not finding.present:
             print(f"\n{finding.name}: without it {finding.cost}\n  fix: {finding.fix}")
+
+
+def _release(identity: str) -> None:
+    from moegate.errors import UsageError
+    from orchestrator.commands._output import say
+    from orchestrator.pools import withdrawn
+
+    if not withdrawn.release(identity):
+        known = ", ".join(withdrawn.marks()) or "none is"
+        raise UsageError(f"{identity} is not withdrawn", field="--release", fix=f"withdrawn: {known}")
+    say(f"released {identity}")

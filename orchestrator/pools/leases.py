@@ -11,10 +11,12 @@ from moegate import devices as known_devices
 from moegate.errors import PoolError
 from moegate.locks import FileLock, Held, device_lock
 from moegate.records import PoolSpec
-from orchestrator.pools import discovery
+from orchestrator.pools import discovery, withdrawn
 from orchestrator.pools.slots import HostDevice, Slot
 
 __all__ = ["Allocator", "Lease", "Pool", "open_pool"]
+
+_RELEASE = "after a look at it: orchestrator doctor --release"
 
 
 class Allocator(Protocol):
@@ -66,9 +68,14 @@ class Pool:
 
         device: only a slot on the device with this identity (the second stage of a cell).
         """
+        marks = withdrawn.marks()
         with self._mutex:
             for slot in self.slots:
                 if slot.index not in self._free or (device and slot.device.identity.identity != device):
+                    continue
+                if slot.device.identity.identity in marks:  # another run has just lost it
+                    self._lost.add(slot.index)
+                    self._free.discard(slot.index)
                     continue
                 lease = self._lock(slot)
                 if lease is not None:
@@ -81,11 +88,16 @@ class Pool:
         with self._mutex:
             return not self._free or self.holder is not None
 
-    def withdraw(self, slot: Slot) -> None:
-        """Take a slot out of use for the rest of the run: its device is lost."""
+    def withdraw(self, slot: Slot) -> str | None:
+        """Take a slot out of use for the rest of the run: its device is lost.
+
+        A device that fails its health probe is out of use for every run until it is released; then why is returned.
+        """
         with self._mutex:
             self._lost.add(slot.index)
             self._free.discard(slot.index)
+        reason = withdrawn.examine(slot.device)
+        return None if reason is None else f"{withdrawn.mark(slot.device, reason)} ({_RELEASE})"
 
     def alive(self, device: str | None = None) -> bool:
         """Whether a slot (on that device) can still come free."""
@@ -156,7 +168,9 @@ def open_pool(
     Raises:
         PoolError: fewer devices than slots, another device than `device_name`, or the allocator cannot start.
     """
-    found = discovery.devices(spec.device, spec.slots)
+    every = discovery.devices(spec.device, spec.slots)
+    marks = withdrawn.marks()
+    found = [device for device in every if device.identity.identity not in marks]
     if spec.device_name is not None:
         wanted = known_devices.normalise(spec.device_name)
         names = {name for name, _ in known_devices.lookup_names(wanted)}
@@ -164,7 +178,8 @@ def open_pool(
         if other:
             raise PoolError(f"pool {spec.name} wants {spec.device_name}, this host has {other[0].identity.name}")
     if len(found) < spec.slots:
-        raise PoolError(f"pool {spec.name} wants {spec.slots} devices, this host has {len(found)}")
+        out = [f"; {marks[name]} ({_RELEASE})" for device in every if (name := device.identity.identity) in marks]
+        raise PoolError(f"pool {spec.name} wants {spec.slots} devices, this host has {len(found)}{''.join(out)}")
     slots = [_slot(spec, index, device, cpus) for index, device in enumerate(found[: spec.slots])]
     return Pool(spec, slots, allocator(spec, slots))
 

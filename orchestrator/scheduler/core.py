@@ -339,7 +339,9 @@ class Scheduler:
         )  # fmt: skip
         self.progress.ended(cell, todo.stage, done)
         if done.state == "DEVICE_LOST" and running.lease is not None:
-            self.site.pools[running.slot.pool].withdraw(running.slot)
+            said = self.site.pools[running.slot.pool].withdraw(running.slot)
+            if said is not None:
+                self.progress.note(said)
             self._changed = True
         if done.retry and todo.tries < cell.retries and not self.cancel.is_set():
             self._again(todo, done)

@@ -12,14 +12,14 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moegate.errors import ImageError, PoolError
 from orchestrator import daemon
-from orchestrator.pools.isolation import PYTHON, LaunchResult, LaunchSpec, OnStart
+from orchestrator.pools.isolation import PYTHON, LaunchResult, LaunchSpec, OnStart, caches, preflight
 from orchestrator.pools.isolation.flags import CACHE, MASKS, device_options
 from orchestrator.pools.isolation.logs import Follower
 from orchestrator.pools.isolation.process import environment
@@ -57,7 +57,7 @@ def _memory_limit() -> int:
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _MEMORY_SHARE)
 
 
-def container_options(spec: LaunchSpec, image_id: str, *, cdi: bool = False) -> dict[str, Any]:
+def container_options(spec: LaunchSpec, image_id: str, *, cdi: Collection[str] = ()) -> dict[str, Any]:
     """Return what the container of `spec` is created with, as plain data.
 
     Raises:
@@ -123,16 +123,22 @@ def shell_command(options: Mapping[str, Any]) -> tuple[str, ...]:
         *(f"--tmpfs={path}:{how}" for path, how in options["tmpfs"].items()),
         f"--pids-limit={options['pids_limit']}",
         f"--memory={options['mem_limit']}",
+        f"--memory-swap={options['memswap_limit']}",
         *([f"--cpuset-cpus={options['cpuset_cpus']}"] if options["cpuset_cpus"] else []),
         f"--shm-size={options['shm_size']}",
         *(f"--device={item}" for item in options["devices"]),
-        *(f"--gpus=device={uuid}" for item in options["device_requests"] for uuid in item["DeviceIDs"]),
+        *(f"--ulimit={name}={value}" for name, value in options["ulimits"].items()),
+        *(_asked(item, name) for item in options["device_requests"] for name in item["DeviceIDs"]),
         *(f"--group-add={gid}" for gid in options["group_add"]),
         *(f"--env={name}={value}" for name, value in sorted(options["environment"].items())),
         f"--volume={options['cache']}:{CACHE}",
         *(f"--volume={path}:{path}{':ro' if ro else ''}" for path, ro in options["mounts"].items()),
     ]
     return ("docker", "run", *flags, options["image"], *options["command"])
+
+
+def _asked(item: Mapping[str, Any], name: str) -> str:
+    return f"--device={name}" if item.get("Driver") == "cdi" else f"--gpus=device={name}"
 
 
 @dataclass
@@ -174,6 +180,9 @@ class DockerIsolation:
             name = "none" if spec.image is None else spec.image.name
             raise ImageError(f"no image is built for this launch (asked for: {name})")
         began = time.monotonic()
+        reason = preflight.unreadable(spec.reads) or preflight.no_room(self._facts.root)
+        if reason is not None:
+            return LaunchResult(None, infra=reason, isolation=self.name)
         try:
             options = container_options(spec, self._images[spec.image.name], cdi=self._facts.cdi)
             _hand_over(spec)
@@ -220,12 +229,13 @@ class DockerIsolation:
         return _result(watch, command, time.monotonic() - began, truncated)
 
     def reap(self, run: str) -> int:
-        """Remove every container of this run, running or not."""
+        """Remove every container of this run, running or not, and cache volumes over their cap."""
         client = daemon.connect()
         try:
             found = client.api.containers(all=True, filters={"label": f"{daemon.LABEL}.run={run}"})
             for entry in found:
                 _remove(client, entry["Id"])
+            caches.trim(client)
             return len(found)
         finally:
             client.close()

@@ -10,7 +10,7 @@ node per GPU, memory mapping needs an unconfined seccomp profile); Intel's dri n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class DeviceFlags:
     Attributes:
         always: device files that every container needs.
         nodes: whether the device's own files are passed.
-        by_uuid: whether the device is asked for by UUID (device request, or CDI where the daemon has it).
+        by_uuid: whether the device is asked for by UUID (device request, or CDI where the daemon knows that UUID).
         cdi: the CDI kind.
         mounts: host folders, read-only, at the same place.
         security: security options besides no-new-privileges.
@@ -109,23 +109,24 @@ def _group_of(path: str) -> int:
 
 
 def device_options(
-    device: HostDevice, *, cdi: bool = False, group_of: Callable[[str], int] = _group_of
+    device: HostDevice, *, cdi: Collection[str] = (), group_of: Callable[[str], int] | None = None
 ) -> dict[str, Any]:
     """Return the options of one device as plain data, in the daemon API's words.
 
     Args:
         device: the device of the slot.
-        cdi: whether the daemon resolves CDI names.
+        cdi: the CDI names that the daemon resolves. A specification often lists numbers only, and a number is no
+            identity, so CDI is taken just where it has this very UUID.
         group_of: numeric group of a device file (tests give their own).
 
     Raises:
         OSError: a device file is not there.
     """
-    flags = FLAGS[device.identity.kind]
+    flags, group = FLAGS[device.identity.kind], group_of or _group_of
     paths = list(dict.fromkeys((*flags.always, *(device.nodes if flags.nodes else ()))))
     out: dict[str, Any] = {
         "devices": [f"{path}:{path}:rw" for path in paths],
-        "group_add": sorted({group_of(path) for path in paths} - {0}),
+        "group_add": sorted({group(path) for path in paths} - {0}),
         "mounts": list(flags.mounts),
         "security_opt": list(flags.security),
         "shm_size": flags.shm_bytes,
@@ -135,9 +136,10 @@ def device_options(
     }
     if flags.by_uuid:
         identity = device.identity.identity
+        name = f"{flags.cdi}={identity}"
         out["device_requests"] = [
-            {"Driver": "cdi", "DeviceIDs": [f"{flags.cdi}={identity}"]}
-            if cdi
+            {"Driver": "cdi", "DeviceIDs": [name]}
+            if name in cdi
             else {"DeviceIDs": [identity], "Capabilities": [["gpu"]]}
         ]
     return out

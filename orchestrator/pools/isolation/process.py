@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from moegate import spawn
-from orchestrator.pools.isolation import PYTHON, RUN_MARK, LaunchResult, LaunchSpec, OnStart
+from orchestrator.pools.isolation import PYTHON, RUN_MARK, LaunchResult, LaunchSpec, OnStart, preflight
 from orchestrator.pools.slots import Slot
 
 __all__ = ["LAUNCH_MARK", "ProcessIsolation", "environment", "start_time", "visible_device"]
@@ -66,6 +66,9 @@ class ProcessIsolation:
     def run(self, spec: LaunchSpec, *, on_start: OnStart, cancel: threading.Event) -> LaunchResult:
         """Run one launch to its end, deadline or `cancel`."""
         argv = tuple(str(spec.python or sys.executable) if part == PYTHON else part for part in spec.argv)
+        reason = preflight.unreadable(spec.reads)
+        if reason is not None:
+            return LaunchResult(None, infra=reason, command=argv)
         env = environment(spec)
         killed = _oom_kills()
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from docker.errors import NotFound
 
 from moegate.errors import ImageError
 from moegate.records import DeviceIdentity, ImageSpec
-from orchestrator.pools.isolation import LaunchResult, LaunchSpec
+from orchestrator import daemon
+from orchestrator.pools.isolation import LaunchResult, LaunchSpec, caches, preflight
 from orchestrator.pools.isolation.docker import DockerIsolation
 from orchestrator.pools.slots import HostDevice, Slot
 
@@ -204,3 +208,53 @@ def test_detail_names_daemon_and_image(base: str) -> None:
     assert detail["image.base.id"] == base
     assert detail["docker.id"]
     assert float(detail["docker.api"]) >= 1.24
+
+
+def test_a_missing_input_or_a_full_daemon_starts_no_container(
+    client: Any, spec_for: Make, launch: Launch, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = launch(spec_for("true", reads=(Path("/srv/models/not-here"),)))
+    assert "/srv/models/not-here is not on this host" in (result.infra or "")
+    monkeypatch.setattr(preflight.no_room, "__defaults__", (1 << 60,))
+    result = launch(spec_for("true"))
+    assert "are free in" in (result.infra or "")
+    assert left(client, run_id) == []
+
+
+@pytest.mark.parametrize("cdi", [False, True])
+def test_a_gpu_that_the_daemon_cannot_give_is_infrastructure_with_its_words(
+    spec_for: Make, launch: Launch, monkeypatch: pytest.MonkeyPatch, cdi: bool
+) -> None:
+    """No GPU and no NVIDIA runtime here: what is tested is that the daemon understands both ways of asking."""
+    known = frozenset({"nvidia.com/gpu=GPU-6f1c"}) if cdi else frozenset()
+    real = daemon.facts
+    monkeypatch.setattr(daemon, "facts", lambda client: replace(real(client), cdi=known))
+    card = HostDevice(DeviceIdentity("cuda", "NVIDIA H200", "GPU-6f1c"))
+    result = launch(spec_for("true", slot=Slot("h200", 0, card)))
+    assert "could not select device driver" in (result.infra or ""), result
+    assert ('"cdi"' in (result.infra or "")) is cdi
+
+
+def test_a_cache_over_its_cap_is_removed_unless_it_is_in_use(client: Any, base: str, run_id: str) -> None:
+    label = {"moegate.cache": "1"}
+    free, used, other = (f"moegate-cache-test-{run_id}-{name}" for name in ("free", "used", "other"))
+    holder = None
+    try:
+        for name in (free, used, other):
+            client.volumes.create(name, labels=label if name != other else {})
+            options = {"network_mode": "none", "volumes": {name: {"bind": "/cache", "mode": "rw"}}}
+            client.containers.run(
+                base, ["dd", "if=/dev/zero", "of=/cache/x", "bs=1M", "count=2"], remove=True, **options
+            )
+        holder = client.containers.run(base, ["sleep", "60"], detach=True, network_mode="none",
+                                       volumes={used: {"bind": "/cache", "mode": "rw"}})  # fmt: skip
+        assert free not in caches.trim(client, 4 << 20)
+        gone = caches.trim(client, 1 << 20)
+        assert free in gone
+        assert not {used, other} & set(gone)
+    finally:
+        if holder is not None:
+            holder.remove(force=True)
+        for name in (free, used, other):
+            with contextlib.suppress(NotFound):
+                client.volumes.get(name).remove()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from moegate.records import DeviceIdentity, ImageSpec
-from orchestrator.pools.isolation import LaunchSpec
+from orchestrator import daemon
+from orchestrator.pools.isolation import LaunchSpec, flags
+from orchestrator.pools.isolation import docker as isolation
 from orchestrator.pools.isolation.docker import container_options, shell_command
 from orchestrator.pools.isolation.flags import FLAGS, MASKS, device_options
 from orchestrator.pools.slots import HostDevice, Slot
@@ -67,9 +71,27 @@ def test_flags_equal_the_reviewed_table(kind: str) -> None:
     assert (options["shm_size"], options["ulimits"]) == LIMITS[kind]
 
 
-def test_cdi_is_used_where_the_daemon_has_it() -> None:
-    options = device_options(DEVICES["cuda"], cdi=True)
-    assert options["device_requests"] == [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=GPU-6f1c"]}]
+def test_cdi_is_used_where_the_daemon_knows_this_very_device() -> None:
+    plain = [{"DeviceIDs": ["GPU-6f1c"], "Capabilities": [["gpu"]]}]
+    named = [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=GPU-6f1c"]}]
+    known = {"nvidia.com/gpu=GPU-6f1c", "nvidia.com/gpu=all", "nvidia.com/gpu=0"}
+    assert device_options(DEVICES["cuda"], cdi=known)["device_requests"] == named
+    assert device_options(DEVICES["cuda"], cdi={"nvidia.com/gpu=0", "nvidia.com/gpu=all"})["device_requests"] == plain
+
+
+INFO = {
+    "20.10": {},
+    "27.0": {"CDISpecDirs": ["/etc/cdi"]},
+    "28.2": {"CDISpecDirs": ["/etc/cdi"], "DiscoveredDevices": None},
+    "29.0": {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}, {"Source": "other", "ID": "x"}]},
+}
+
+
+@pytest.mark.parametrize("version", sorted(INFO))
+def test_what_a_daemon_says_of_its_devices(version: str) -> None:
+    api = SimpleNamespace(api_version="1.41", base_url="unix")
+    told = daemon.facts(SimpleNamespace(info=lambda: INFO[version], api=api))
+    assert told.cdi == ({"nvidia.com/gpu=0"} if version == "29.0" else set())
 
 
 def test_root_owned_devices_add_no_group() -> None:
@@ -128,10 +150,11 @@ def test_confinement_is_the_same_for_every_launch(tmp_path: Path) -> None:
     assert (labels["moegate.run"], labels["moegate.cell"], labels["moegate.attempt"]) == ("run-1", "cell-1", "2")
 
 
-def test_an_arms_own_source_is_mounted_once_and_read_only(tmp_path: Path) -> None:
-    env = {"PYTHONPATH": "/runs/sources/abc:/runs/sources/abc/kernels"}
-    options = container_options(launch("cpu", tmp_path, env=env), "sha256:0")
-    assert options["mounts"] == {"/runs/sources/abc": True, str(tmp_path): False}
+def test_an_arms_own_environment_is_read_only_and_its_python_runs(tmp_path: Path) -> None:
+    own = Path("/home/ci/.cache/moegate/sources/abc")
+    options = container_options(launch("cpu", tmp_path, python=own / "bin" / "python", reads=(own,)), "sha256:0")
+    assert options["mounts"] == {str(own): True, str(tmp_path): False}
+    assert options["command"][0] == str(own / "bin" / "python")
 
 
 def test_the_command_to_reproduce_says_what_was_done(tmp_path: Path) -> None:
@@ -139,6 +162,67 @@ def test_the_command_to_reproduce_says_what_was_done(tmp_path: Path) -> None:
     command = shell_command(container_options(spec, "sha256:0123456789abcdef"))
     assert command[:3] == ("docker", "run", "--rm")
     assert command[-6:] == ("sha256:0123456789abcdef", "/opt/moegate/bin/python", "-P", "-m", "tuner", "bench")
-    assert {"--network=none", "--read-only", "--gpus=device=GPU-6f1c", "--volume=/models/tiny:/models/tiny:ro"} <= set(
-        command
+    assert {
+        "--network=none",
+        "--read-only",
+        "--gpus=device=GPU-6f1c",
+        "--ulimit=memlock=-1",
+        "--volume=/models/tiny:/models/tiny:ro",
+    } <= set(command)
+    named = shell_command(container_options(spec, "sha256:0", cdi={"nvidia.com/gpu=GPU-6f1c"}))
+    assert "--device=nvidia.com/gpu=GPU-6f1c" in named
+
+
+SENT = {
+    "cpu": {"Devices": None, "DeviceRequests": None, "GroupAdd": None, "ShmSize": GIB, "Ulimits": []},
+    "cuda": {
+        "Devices": None,
+        "DeviceRequests": [
+            {"Driver": "", "Count": 0, "DeviceIDs": ["GPU-6f1c"], "Capabilities": [["gpu"]], "Options": {}}
+        ],
+        "GroupAdd": None,
+        "ShmSize": 8 * GIB,
+        "Ulimits": [{"Name": "memlock", "Soft": -1, "Hard": -1}, {"Name": "stack", "Soft": 64 << 20, "Hard": 64 << 20}],
+    },
+    "rocm": {
+        "Devices": [
+            {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rw"}
+            for path in ("/dev/kfd", "/dev/dri/renderD133")
+        ],
+        "DeviceRequests": None,
+        "GroupAdd": ["992"],
+        "SecurityOpt": ["no-new-privileges:true", "seccomp=unconfined"],
+    },
+    "xpu": {
+        "Devices": [
+            {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rw"}
+            for path in ("/dev/dri/card2", "/dev/dri/renderD130")
+        ],
+        "DeviceRequests": None,
+        "GroupAdd": ["44", "992"],
+    },
+}
+
+
+@pytest.mark.parametrize("kind", sorted(SENT))
+def test_what_the_daemon_is_sent(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request body as the library makes it of our options: what a daemon really reads."""
+    import docker
+
+    monkeypatch.setattr(flags, "_group_of", GROUPS.__getitem__)
+    options = container_options(launch(kind, tmp_path, memory_bytes=8 * GIB), "sha256:0", cdi=())
+    client = docker.DockerClient(base_url="unix:///nowhere/docker.sock", version="1.45")
+    sent: dict[str, Any] = {}
+    monkeypatch.setattr(
+        client.api, "create_container_from_config", lambda config, *_: sent.update(config) or {"Id": "a"}
     )
+    monkeypatch.setattr(client.api, "create_volume", lambda *_, **__: {"Name": "v"})
+    monkeypatch.setattr(client.api, "inspect_container", lambda ident: {"Id": ident})
+    assert isolation._create(client, options) == "a"
+    host = sent["HostConfig"]
+    assert {name: host.get(name) for name in SENT[kind]} == SENT[kind]
+    confined = {"NetworkMode": "none", "ReadonlyRootfs": True, "CapDrop": ["ALL"], "Init": True, "PidsLimit": 1024}
+    assert {name: host[name] for name in confined} == confined
+    assert (host["Memory"], host["MemorySwap"], host["CpusetCpus"]) == (8 * GIB, 8 * GIB, "4,5")
+    assert sent["Entrypoint"] == []
+    client.close()

@@ -1,4 +1,5 @@
 import importlib.util
+import json
 import os
 import sys
 import tempfile
@@ -7,10 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from moegate.errors import PoolError
 from moegate.records import DeviceIdentity, PoolSpec
-from orchestrator.pools import discovery
+from orchestrator.cli import app
+from orchestrator.pools import discovery, withdrawn
 from orchestrator.pools.isolation.flags import device_options
 from orchestrator.pools.isolation.process import visible_device
 from orchestrator.pools.leases import Pool, open_pool
@@ -190,6 +193,62 @@ def test_a_withdrawn_device_does_not_come_back():
     lease.release()
     assert pool.take() is None
     assert not pool.alive()
+
+
+def cuda_pool(slots):
+    return open_pool(PoolSpec("h200", "cuda", slots=slots), lambda *_: None, ())
+
+
+def test_a_device_that_fails_its_health_probe_is_out_of_use_until_it_is_released(simulated_host):
+    simulated_host.nvidia(2)
+    pool, neighbour = cuda_pool(2), cuda_pool(2)
+    lease = pool.take("GPU-0001")
+    assert lease
+    simulated_host.nvidia(1)  # it fell off the bus
+    said = pool.withdraw(lease.slot)
+    lease.release()
+    assert said is not None
+    assert "GPU-0001 is withdrawn" in said
+    assert "1 cuda devices answer, and it is not one of them" in said
+    assert neighbour.take("GPU-0001") is None
+    assert not neighbour.alive("GPU-0001")
+    simulated_host.nvidia(2)  # it came back, and nobody has looked at it yet
+    with pytest.raises(PoolError, match=r"wants 2 devices, this host has 1; GPU-0001 is withdrawn .*doctor --release"):
+        cuda_pool(2)
+    assert cuda_pool(1).take("GPU-0001") is None
+    assert withdrawn.release("GPU-0001")
+    assert not withdrawn.release("GPU-0001")
+    assert cuda_pool(2).take("GPU-0001")
+
+
+def test_a_lost_device_that_answers_again_is_left_out_of_this_run_only(simulated_host):
+    simulated_host.nvidia(2)
+    pool = cuda_pool(2)
+    lease = pool.take("GPU-0001")
+    assert lease
+    assert pool.withdraw(lease.slot) is None
+    assert not pool.alive("GPU-0001")
+    assert withdrawn.marks() == {}
+
+
+def test_doctor_names_and_releases_withdrawn_devices(simulated_host):
+    simulated_host.nvidia(1)
+    withdrawn.mark(discovery.devices("cuda", 1)[0], "Xid 79")
+
+    def doctor(*argv):
+        done = CliRunner().invoke(app, ["doctor", "--json", *argv])
+        return done.exit_code, done.exception, done.stdout
+
+    def finding(text):
+        return next(f for f in json.loads(text)["findings"] if f["name"] == "devices")
+
+    assert "GPU-0000 is withdrawn" in finding(doctor()[2])["detail"]
+    code, error, _ = doctor("--release", "GPU-9")
+    assert code != 0
+    assert "withdrawn: GPU-0000" in error.fix
+    code, _, text = doctor("--release", "GPU-0000")
+    assert code == 0
+    assert finding(text)["present"]
 
 
 def test_overlapping_cpu_sets_collide():

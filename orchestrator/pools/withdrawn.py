@@ -1,0 +1,84 @@
+"""Devices that failed their health probe: out of use for every run on this host until a person releases them.
+
+A card that was lost in the middle of a run and that its vendor's tool no longer shows would fail every cell after it,
+one retry at a time. The mark lies beside the device locks, outlives the run, and names the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from moegate import canonical
+from moegate.errors import MoegateError, PoolError
+from moegate.locks import lock_directory
+from moegate.paths import write_atomic
+from orchestrator.pools import discovery
+from orchestrator.pools.slots import HostDevice
+
+__all__ = ["Mark", "examine", "mark", "marks", "release"]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One withdrawn device: its identity and kind, why, and since when (UTC, for people)."""
+
+    identity: str
+    kind: str
+    reason: str
+    since: str
+
+    def __str__(self) -> str:
+        return f"{self.identity} is withdrawn since {self.since}: {self.reason}"
+
+
+def _file(identity: str) -> Path:
+    return lock_directory() / "withdrawn" / (re.sub(r"[^A-Za-z0-9_.-]", "_", identity)[:200] + ".json")
+
+
+def marks() -> dict[str, Mark]:
+    """The withdrawn devices of this host by identity. A mark that cannot be read still counts, by its file's name."""
+    found: dict[str, Mark] = {}
+    folder = lock_directory() / "withdrawn"
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+        try:
+            body = canonical.load_json(path)
+            mark = Mark(*(str(body[name]) for name in ("identity", "kind", "reason", "since")))
+        except (MoegateError, KeyError, TypeError):
+            mark = Mark(path.stem, "?", f"{path} cannot be read", "?")
+        found[mark.identity] = mark
+    return found
+
+
+def examine(device: HostDevice) -> str | None:
+    """The health probe: ask the vendor's tool again. Return why the device is not fit, or None."""
+    identity = device.identity
+    if identity.kind == "cpu":
+        return None
+    try:
+        found = discovery.devices(identity.kind, 1)
+    except PoolError as error:
+        return f"its health probe failed: {error}"
+    if identity.identity not in {other.identity.identity for other in found}:
+        return f"its health probe failed: {len(found)} {identity.kind} devices answer, and it is not one of them"
+    return None
+
+
+def mark(device: HostDevice, reason: str) -> Mark:
+    """Withdraw a device for every run on this host."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    made = Mark(device.identity.identity, device.identity.kind, reason, now)
+    body = {"identity": made.identity, "kind": made.kind, "reason": reason, "since": now}
+    write_atomic(_file(made.identity), canonical.dumps(body) + "\n")
+    return made
+
+
+def release(identity: str) -> bool:
+    """Give a device back to use; False where it was not withdrawn."""
+    found = marks().get(identity)
+    if found is None:
+        return False
+    _file(identity).unlink(missing_ok=True)
+    return True
