@@ -45,7 +45,8 @@ class Proof:
     """Evidence that a launch got what its arm asked for.
 
     `calls` counts operator calls per backend. `configs_digest` is `canonical.tree_digest` of the tree that was read,
-    so that the arms of a pair can be told apart by content.
+    so that the arms of a pair can be told apart by content. `functions` names what ran per operator: the function of
+    our engine, the backend of one that does not tell more.
     """
 
     engine: str
@@ -57,6 +58,7 @@ class Proof:
     configs: tuple[ConfigUse, ...] = ()
     calls: dict[str, int] = field(default_factory=dict)
     kernel_hash: str = ""
+    functions: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -291,7 +291,9 @@ def _backend(joined: Joined) -> str:
     if some is None:
         return ""
     resolved = sorted({proof.resolved_backend for proof in (base, cand) if proof is not None})
-    return one_line(f"asked for {some.requested_backend}, ran {' / '.join(resolved)} (engine {some.engine})", 200)
+    ran = some.functions.get("fused_experts", "")
+    told = "" if not ran or ran in resolved else f", {ran}"
+    return one_line(f"asked for {some.requested_backend}, ran {' / '.join(resolved)} (engine {some.engine}{told})", 200)
 
 
 def _config_note(changed: int) -> str:

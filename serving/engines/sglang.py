@@ -95,6 +95,7 @@ class SglangEngine:
                 configs_digest=foreign.tree_digest(spec.configs),
                 configs=tuple(foreign.config_uses(OP, found, sorted(sizes), sizes)),
                 kernel_hash=about.kernel_hash,
+                functions={OP: resolved, **{op: str(told[key]) for op, key in _TOLD.items() if told.get(key)}},
             ),
             environment=about.versions,
             batch_sizes={str(m): count for m, count in sorted(sizes.items())},
@@ -102,6 +103,7 @@ class SglangEngine:
         )  # fmt: skip
 
 
+_TOLD = {"attention": "attention_backend", "sampling": "sampling_backend", "fp8_gemm": "fp8_gemm_runner_backend"}
 _DTYPES = frozenset({"auto", "half", "float16", "bfloat16", "float", "float32"})
 
 

@@ -31,6 +31,7 @@ _UTILISATION = 0.9  # vLLM's own default, of a device that it has for itself
 _USED = re.compile(r"Using configuration from (.+?\.json) for MoE layer")
 _DEFAULT = re.compile(r"Using default MoE config\.[^\n]*?(?:Config file not found at|tried:) ?\[?'?([^\n]+?\.json)")
 _BACKEND = re.compile(r"Using ['\"]?(\w+)['\"]? (?:\w+ )?MoE backend", re.IGNORECASE)
+_ATTENTION = re.compile(r"Using (\S+) (?:attention )?backend\b")
 _RUNNING = re.compile(r"Running: (\d+) reqs")
 
 
@@ -87,6 +88,7 @@ class VllmEngine:
                 configs_digest=foreign.tree_digest(spec.configs),
                 configs=tuple(foreign.config_uses(OP, found, sorted(sizes), sizes)),
                 kernel_hash=about.kernel_hash,
+                functions=functions(text, resolved),
             ),
             environment=about.versions,
             batch_sizes={str(m): count for m, count in sorted(sizes.items())},
@@ -123,6 +125,13 @@ def _flat_folder(spec: Spec, work: Path) -> Path:
                 source = tree.path(f"{directory}/{name}" if directory else name)
                 shutil.copy(source, target / format_name(parsed.key, "up", "vllm"))
     return target
+
+
+def functions(log: str, resolved: str) -> dict[str, str]:
+    """What ran per operator, as far as a log tells: the class of the experts, and the attention backend."""
+    experts, attention = _BACKEND.search(log), _ATTENTION.search(log)
+    found = {OP: experts[1] if experts else resolved}
+    return found if attention is None else {**found, "attention": attention[1]}
 
 
 def lookups(log: str) -> list[foreign.Lookup]:

@@ -21,6 +21,8 @@ _READ_S = 600.0
 _MOST_BYTES = 1 << 20
 """An event beyond this is no event of a completion; without a limit a server could fill our memory with one."""
 _MOST_TOKENS = 1 << 30
+_MOST_S = 1e6
+_TIMING = ("ttft_s", "latency_s")
 
 
 @dataclass(frozen=True)
@@ -163,9 +165,12 @@ def _count(event: Event, last: Any) -> None:
     event.tokens = _tokens(usage.get("completion_tokens"))
     event.prompt_tokens = _tokens(usage.get("prompt_tokens"))
     timing = last.get("timing")
-    if isinstance(timing, dict) and all(type(value) in (int, float) for value in timing.values()):
-        known = {str(name): float(value) for name, value in timing.items() if abs(value) < _MOST_TOKENS}
-        event.server = known or None
+    if isinstance(timing, dict) and all(_is_seconds(timing.get(name)) for name in _TIMING):
+        event.server = {name: float(timing[name]) for name in _TIMING}
+
+
+def _is_seconds(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < _MOST_S
 
 
 def _tokens(value: Any) -> int:

@@ -21,11 +21,11 @@ from serving.server.weights import MoeWeights
 from xkernels import device as devices
 from xkernels.ops import _details
 from xkernels.ops.expert_parallel import EpLayout, EpPeerLost, ep_fused_experts
-from xkernels.ops.fused_experts import fused_experts
+from xkernels.ops.fused_experts import function_of, fused_experts
 from xkernels.ops.prepared import PreparedExperts, prepare_experts
 from xkernels.ops.topk import Router, topk, topk_reference
 
-__all__ = ["Experts", "capabilities", "kernel_hash"]
+__all__ = ["Experts", "capabilities", "kernel_hash", "named"]
 
 OP = "fused_experts"
 OTHERS = ("topk", "store_kv_cache", "decode_attention")
@@ -77,6 +77,7 @@ class Experts:
         problem = Problem(dtype=name, experts=spec.experts, topk=spec.topk, hidden=spec.hidden, groups=spec.groups)
         self.selection: Selection = select(OP, problem, self.caps, request)
         self.others = {op: select(op, problem, self.caps).resolved for op in OTHERS}
+        self._choose = topk if self.others["topk"] == CONFIGURED else topk_reference
         self.fused = all(backend == CONFIGURED for backend in self.others.values())
         self.tree = ConfigTree(configs)
         self.pair: Pair | None = None
@@ -103,8 +104,7 @@ class Experts:
     def route(self, moe: MoeWeights, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Choose experts for rows of `x` [M, H]: weights float32 and ids int32, both [M, topk]."""
         logits = torch.nn.functional.linear(x.float(), moe.router)
-        choose = topk if self.others["topk"] == "triton" else topk_reference
-        return choose(logits, self.router, moe.correction)
+        return self._choose(logits, self.router, moe.correction)
 
     def __call__(self, x: torch.Tensor, experts: PreparedExperts, weights: torch.Tensor, ids: torch.Tensor, layer: int
                  ) -> torch.Tensor:  # fmt: skip
@@ -131,6 +131,7 @@ class Experts:
             configs=tuple(use for m in sorted(self.rows) for use in self._uses(m)),
             calls={self.selection.resolved: self.rows.total()},
             kernel_hash=kernel_hash(),
+            functions={OP: named(function_of(self.selection.resolved)), "topk": named(self._choose)},
         )
 
     def _counted(self, m: int) -> ExpertConfigs | tuple[None, None]:
@@ -153,6 +154,12 @@ class Experts:
 @functools.cache
 def _tree_digest(root: Path | None) -> str:
     return canonical.digest([]) if root is None else canonical.tree_digest(root)
+
+
+def named(function: Callable[..., Any]) -> str:
+    """The name of a function as an import would spell it."""
+    module = getattr(function, "__module__", None) or "torch"  # methods of torch.Tensor have none
+    return f"{module}.{function.__qualname__}"
 
 
 def config_device(live: devices.Device) -> str:

@@ -6,8 +6,8 @@ that read and write each tensor once. At one token a step a layer's time is most
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +53,9 @@ class Steps:
 class Glue(Protocol):
     """The operations between the big ones."""
 
+    functions: Mapping[str, Callable[..., Any]]
+    """Operator -> the function that does it."""
+
     def add_norm(
         self, x: torch.Tensor, deltas: Sequence[torch.Tensor], weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,6 +76,11 @@ class Glue(Protocol):
 
 class TorchGlue:
     """Plain torch."""
+
+    functions: Mapping[str, Callable[..., Any]] = {
+        "decode_attention": F.scaled_dot_product_attention, "store_kv_cache": torch.Tensor.index_copy_,
+        "add_rms_norm": F.rms_norm, "silu_and_mul": F.silu,
+    }  # fmt: skip
 
     def add_norm(
         self, x: torch.Tensor, deltas: Sequence[torch.Tensor], weight: torch.Tensor, eps: float
@@ -107,6 +115,11 @@ class TorchGlue:
 
 class TritonGlue:
     """Fused kernels; the cache and its attention are `xkernels` operators."""
+
+    functions: Mapping[str, Callable[..., Any]] = {
+        "decode_attention": decode_attention, "store_kv_cache": store_kv_cache, "add_rms_norm": add_rms_norm,
+        "rotary": rotate, "silu_and_mul": silu_and_mul,
+    }  # fmt: skip
 
     def add_norm(
         self, x: torch.Tensor, deltas: Sequence[torch.Tensor], weight: torch.Tensor, eps: float

@@ -149,6 +149,9 @@ def spec_from(config: Any, file: Path | None = None) -> DecoderSpec:
     )
 
 
+_MOST = 1e30  # float32 holds it; no constant of a model comes near
+
+
 class _Reader:
     """Typed access to one config object with errors that name file and field."""
 
@@ -174,9 +177,10 @@ class _Reader:
 
     def number(self, field: str, default: float) -> float:
         value = self.get(field)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        return default if value is None else self.positive(field, value)
+
+    def positive(self, field: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MOST:
             raise self.error(field, f"is {value!r}; must be a positive number")
         return float(value)
 
@@ -219,7 +223,7 @@ def _chooses_groups(reader: _Reader, served: Served) -> bool:
     """Whether experts are chosen within the best groups: `greedy` passes groups over, whatever `n_group` says."""
     known = {"greedy": False, "gready": False, "group_limited_greedy": True, "noaux_tc": True}
     method = reader.get("topk_method") or ("noaux_tc" if served.correction else "greedy")
-    if method not in known or (method == "noaux_tc") != served.correction:
+    if not isinstance(method, str) or method not in known or (method == "noaux_tc") != served.correction:
         raise reader.error("topk_method", f"is {method!r}", "noaux_tc" if served.correction else "greedy")
     return known[method]
 
@@ -234,7 +238,7 @@ def _head_dim(reader: _Reader, hidden: int, heads: int) -> int:
 def _rope_theta(reader: _Reader, served: Served) -> float:
     nested = reader.get("rope_parameters")
     if isinstance(nested, dict) and nested.get("rope_theta"):
-        return float(nested["rope_theta"])
+        return reader.positive("rope_parameters.rope_theta", nested["rope_theta"])
     return reader.number("rope_theta", served.rope_theta)
 
 
@@ -249,4 +253,7 @@ def _scoring(reader: _Reader, served: Served) -> Literal["softmax", "sigmoid"]:
 
 def _eos(reader: _Reader) -> tuple[int, ...]:
     value = reader.get("eos_token_id")
-    return tuple(value) if isinstance(value, list) else () if value is None else (int(value),)
+    found = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(token) is int and 0 <= token < 1 << 31 for token in found):
+        raise reader.error("eos_token_id", f"is {value!r}; must be token ids")
+    return tuple(found)

@@ -11,12 +11,13 @@ import platform
 import signal
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from moegate.errors import MoegateError, UsageError
 from moegate.exits import Exit
+from moegate.records import Proof
 from moegate.version import own_version
 from serving.lifeline import die_with_parent, resident_bytes
 from serving.server.channel import Channel, Message
@@ -120,7 +121,7 @@ class Worker:
 
         caps = self.experts.caps
         return {
-            "proof": to_json(self.experts.proof()),
+            "proof": to_json(self._proof()),
             "device": to_json(self.live.identity()),
             "versions": {
                 "moegate": own_version(),
@@ -145,6 +146,14 @@ class Worker:
             "load_s": round(self.load_s, 3),
             "step_s": round(self.step_s, 6),
         }
+
+    def _proof(self) -> Proof:
+        """What the experts prove, and the functions of the other operators."""
+        from serving.server.experts import named
+
+        proof = self.experts.proof()
+        glue = {op: named(function) for op, function in self.batcher.decoder.glue.functions.items()}
+        return replace(proof, functions={**proof.functions, **glue})
 
     def _ep_info(self) -> dict[str, Any] | None:
         if self.group is None:

@@ -50,6 +50,11 @@ def fused_experts(
     return row(Call(x, experts, topk_weights, ids, up, down, apply_router_weight_on_input, scale))
 
 
+def function_of(backend: str) -> Callable[[Call], torch.Tensor]:
+    """The function that a backend of `fused_experts` is; KeyError for a name that none has."""
+    return _ROWS[backend]
+
+
 def fused_experts_reference(
     x: torch.Tensor,
     experts: PreparedExperts,

@@ -147,6 +147,9 @@ def test_server_info_is_proof(server: str) -> None:
     proof = info["proof"]
     assert (proof["engine"], proof["requested_backend"], proof["resolved_backend"]) == ("moegate", "auto", "torch")
     assert proof["chain"][-1]["chosen"]
+    assert proof["functions"]["fused_experts"] == "xkernels.ops._details.experts.run_torch"
+    assert proof["functions"]["topk"] == "xkernels.ops.topk.topk_reference"
+    assert {"decode_attention", "store_kv_cache"} <= proof["functions"].keys()
     assert set(proof["calls"]) == {"torch"}
     assert proof["calls"]["torch"] == sum(info["batch_sizes"].values())  # one MoE layer
     assert info["device"]["kind"] == "cpu"

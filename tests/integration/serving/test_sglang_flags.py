@@ -1,4 +1,4 @@
-"""Our SGLang command lines against SGLang's own argument parser.
+"""Our SGLang command lines against SGLang's own argument parser, and the record of it that everybody's tests use.
 
 Needs SGLang's Python package: installed, or unpacked from its wheel and named by MOEGATE_SGLANG_PATH (a PATH-like list
 of folders; the parser needs no torch extension, only orjson, psutil, pybase64, pillow, msgspec, pyzmq and ipython).
@@ -44,6 +44,21 @@ def parse():
         return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
     return call
+
+
+RECORD = Path("tests/unit/serving/flags").resolve()
+
+
+def test_the_record_of_its_flags_is_what_it_says(parse, tmp_path: Path) -> None:
+    parse()  # skips where there is no parser
+    wanted = json.loads((RECORD / "sglang.json").read_text())
+    argv = [sys.executable, "-P", str(RECORD / "record.py"), "sglang", str(tmp_path / "now.json"), *wanted["flags"]]
+    env = {**os.environ, "PYTHONPATH": os.environ.get("MOEGATE_SGLANG_PATH", "")}
+    subprocess.run(argv, env=env, check=True, capture_output=True, timeout=120)
+    now = json.loads((tmp_path / "now.json").read_text())
+    if now["version"] != wanted["version"]:
+        pytest.skip(f"this is SGLang {now['version']}, the record is of {wanted['version']}")
+    assert now == wanted
 
 
 def test_every_command_line_parses_to_what_was_asked(parse, tmp_path: Path) -> None:

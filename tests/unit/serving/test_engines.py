@@ -150,6 +150,12 @@ def test_vllms_log_becomes_proof() -> None:
     ]  # fmt: skip
 
 
+def test_vllms_log_names_what_ran_per_operator() -> None:
+    log = "INFO [cuda.py:446] Using FLASH_ATTN backend.\nINFO [unquantized.py:529] Using TritonExperts MoE backend\n"
+    assert vllm.functions(log, "triton") == {"fused_experts": "TritonExperts", "attention": "FLASH_ATTN"}
+    assert vllm.functions("", "cpu") == {"fused_experts": "cpu"}
+
+
 def test_the_probe_runs_in_an_environment_without_us(tmp_path: Path) -> None:
     import os
     import sys
