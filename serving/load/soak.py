@@ -1,4 +1,4 @@
-"""A long, unfriendly load: good requests among malformed ones, prompts that do not fit, and clients that hang up.
+"""A long, unfriendly load: good requests among malformed ones, prompts that do not fit, clients that hang up or stall.
 
     serving launch --model examples/models/tiny-moe -- python -m serving.load.soak --seconds 1800 --concurrency 8
 
@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -28,7 +29,7 @@ __all__ = ["Outcome", "main", "soak"]
 
 _POOL = 24
 _SAMPLE_S = 2.0
-_WEIGHTS = {"stream": 55, "whole": 10, "vanish": 20, "malformed": 10, "oversized": 5}
+_WEIGHTS = {"stream": 55, "whole": 10, "vanish": 20, "malformed": 8, "oversized": 4, "silent": 2, "announced": 1}
 _MALFORMED: tuple[bytes, ...] = (
     b"",
     b"{",
@@ -89,6 +90,12 @@ class _Soak:
                 await self._bad(json.dumps({"prompt": [1] * (self.room + 1)}).encode())
             case "vanish":
                 await self._vanish()
+            case "silent":
+                await self._half(1000, self.draw.random() * 0.5)
+            case "announced":
+                answer = await self._half(1 << 40, 20.0)
+                if not answer.startswith(b"HTTP/1.1 413 "):
+                    self.outcome.fault(f"a body of a terabyte got {answer[:40]!r}")
             case _:
                 await self.good(self.draw.randrange(_POOL), stream=kind == "stream")
 
@@ -122,6 +129,19 @@ class _Soak:
         except TimeoutError:
             return
 
+    async def _half(self, length: int, seconds: float) -> bytes:
+        """Announce a body of `length` bytes, send two, and read what comes within `seconds`; then hang up."""
+        place = urlsplit(self.url)
+        reader, writer = await asyncio.open_connection(place.hostname, place.port)
+        try:
+            writer.write(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n{1" % (place.path.encode(), length))
+            async with asyncio.timeout(seconds):
+                return await reader.read(1 << 10)
+        except TimeoutError:
+            return b""
+        finally:
+            writer.close()
+
 
 def _tokens(text: bytes, stream: bool) -> list[int]:
     if not stream:
@@ -151,7 +171,7 @@ async def soak(base_url: str, seconds: float, concurrency: int, seed: int = 0) -
             while time.monotonic() < deadline:
                 try:
                     await work.one()
-                except (aiohttp.ClientError, TimeoutError) as error:
+                except (aiohttp.ClientError, OSError, TimeoutError) as error:
                     outcome.fault(f"{type(error).__name__}: {error}")
 
         async def watch() -> None:
