@@ -13,13 +13,14 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from moegate import canonical
 from moegate.errors import InfraError, RecordError
@@ -175,13 +176,22 @@ def _parse(path: Path, purpose: str) -> tuple[list[Entry], int]:
     return entries, good
 
 
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    return value if math.isfinite(value) else _refuse(digits)
+
+
 def _decode(raw: bytes) -> Entry | None:
     text = raw.decode("ascii", errors="replace")
     marker = text.rfind(',"sum":"')
     if marker < 0 or not text.endswith('"}') or text[marker + 8 : -2] != _sum(text[:marker] + "}"):
         return None
     try:
-        body = json.loads(text[:marker] + "}")
+        body = json.loads(text[:marker] + "}", parse_constant=_refuse, parse_float=_finite)
         entry = Entry(body["seq"], body["kind"], body["time"], body["data"])
     except (ValueError, KeyError, RecursionError):  # the sum is right and yet no program of ours wrote it
         return None

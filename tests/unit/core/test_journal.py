@@ -85,6 +85,8 @@ _MALFORMED = (
     '{"data":{},"kind":"step","seq":"2","time":""}',
     '{"data":[],"kind":"step","seq":2,"time":""}',
     '{"data":{},"kind":7,"seq":2,"time":""}',
+    '{"data":{"x":NaN},"kind":"step","seq":2,"time":""}',
+    '{"data":{"x":-1e999},"kind":"step","seq":2,"time":""}',
     "[" * 100_000 + "}",
 )
 

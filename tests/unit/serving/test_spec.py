@@ -51,6 +51,11 @@ def test_ocr2_has_the_published_dimensions() -> None:
         ({"rms_norm_eps": -1}, "rms_norm_eps"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"scoring_func": "tanh"}, "scoring_func"),
+        ({"eos_token_id": ""}, "eos_token_id"),
+        ({"eos_token_id": [1, None]}, "eos_token_id"),
+        ({"topk_method": ["greedy"]}, "topk_method"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps"),
+        ({"rope_parameters": {"rope_theta": [1e4]}}, "rope_parameters.rope_theta"),
     ],
 )
 def test_what_cannot_be_served_is_named(changes: dict, field: str) -> None:
