@@ -10,16 +10,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 from moegate import canonical
-from moegate.configs import ConfigKey, ConfigTree, directory_name, format_name
+from moegate.configs import (
+    ConfigKey,
+    ConfigTree,
+    DenseKey,
+    directory_name,
+    format_dense_name,
+    format_name,
+    load_config,
+)
 from moegate.errors import InfraError
 from moegate.paths import write_atomic
 from moegate.records import ConfigTiming, Provenance, write
 from moegate.records.provenance import sidecar_name
 from tuner.config import Config, Scalar
 from tuner.finals import Final
-from tuner.problem import Projection
+from tuner.problem import Problem, Projection
 
-__all__ = ["ENGINE_FIELDS", "Origin", "emit", "file_entry", "write_file"]
+__all__ = ["ENGINE_FIELDS", "Origin", "emit", "emit_all", "file_entry", "single_name", "write_file"]
 
 # What each engine's loader keeps of a config; anything else would silently not be what was timed.
 ENGINE_FIELDS: dict[str, frozenset[str] | None] = {
@@ -63,6 +71,40 @@ def write_file(path: Path, entries: Mapping[int, Mapping[str, Scalar]]) -> None:
     """Write one config file as the engines' tuners do: four spaces, batch sizes ascending, a newline at the end."""
     ordered = {str(size): dict(entries[size]) for size in sorted(entries)}
     write_atomic(path, json.dumps(ordered, indent=4) + "\n")
+
+
+def emit_all(
+    root: Path, problem: Problem, finals: Sequence[Final], origin: Origin, *, vllm: bool = False
+) -> list[Path]:
+    """All files of a tuning: `fused_experts` as `emit` says (with `vllm` in vLLM's spelling too), other ops one file.
+
+    Raises:
+        InfraError: what is read back differs.
+    """
+    if problem.op == "fused_experts":
+        key = problem.key(origin.device)
+        return emit(root, key, finals, origin) + (emit(root, key, finals, origin, "vllm") if vllm else [])
+    path = root / "dense" / single_name(problem, origin.device)
+    entries = {final.batch_size: file_entry(final.configs["main"], "moegate")[0] for final in finals}
+    write_file(path, entries)
+    sidecar = path.with_name(sidecar_name(path.name))
+    write(sidecar, _provenance(finals, origin, path, []))
+    read_back = {int(size): entry for size, entry in canonical.load_json(path).items()}
+    if problem.op == "block_fp8_linear":
+        read_back = dict(load_config(path))
+    if read_back != entries:
+        raise InfraError(f"{path}: what is read back is not what was tuned")
+    return [path, sidecar]
+
+
+def single_name(problem: Problem, device_name: str) -> str:
+    """The file name of an op of one kernel.
+
+    SGLang's for `block_fp8_linear`. No engine has files for `store_kv_cache`: the name says the op and its shape.
+    """
+    if problem.op == "block_fp8_linear":
+        return format_dense_name(DenseKey(problem.N, problem.H, device_name, problem.dtype, problem.block_shape))
+    return f"{problem.op},heads={problem.N},dim={problem.H},device_name={device_name},dtype={problem.dtype}.json"
 
 
 def emit(root: Path, key: ConfigKey, finals: Sequence[Final], origin: Origin,

@@ -69,9 +69,11 @@ class Live:
     A request is ready as soon as its config is compiled, and whatever is ready is measured.
     """
 
-    def __init__(self, spec: ChildSpec, problem: Problem, options: LiveOptions,
-                 on_strike: Callable[[Strike], None] = lambda strike: None) -> None:  # fmt: skip
-        self.spec, self.problem, self.options = spec, problem, options
+    def __init__(
+        self, spec: ChildSpec, problem: Problem, options: LiveOptions,
+        on_strike: Callable[[Strike], None] = lambda strike: None, sizes: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        self.spec, self.problem, self.options, self.sizes = spec, problem, options, sizes
         self._on_strike = on_strike
         self.strikes: Counter[tuple[Projection, Config]] = Counter()
         self.compiled_late: list[str] = []
@@ -103,7 +105,7 @@ class Live:
     def _introduce(self) -> dict[str, Any]:
         """Start the first measuring child; what it says of its device and of the kernel."""
         probe = Worker(self.spec, "measure-first")
-        kernel = {"engine": self.options.engine, "problem": self.problem.as_dict()}
+        kernel = {"engine": self.options.engine, "problem": self.problem.as_dict(), "sizes": list(self.sizes)}
         try:
             answer = probe.ask("hello", self.options.first_deadline_s, **kernel)
             if "error" in answer:

@@ -22,7 +22,7 @@ from tuner.child.client import ChildSpec
 from tuner.config import Config
 from tuner.defaults import default_for
 from tuner.effort import Effort, effort
-from tuner.emit import Origin, emit
+from tuner.emit import Origin, emit_all
 from tuner.finals import Final, Finals
 from tuner.journaled import PURPOSE, Journaled, error_counts
 from tuner.live import Live, LiveOptions, Strike, pool_size
@@ -129,10 +129,8 @@ def tune(options: TuneOptions) -> TuneResult:
             if live is not None:
                 live.close()
             finals.close()
-        key = options.problem.key(setting.device_name)
         origin = setting.origin(findings)
-        files = emit(options.out, key, played, origin) if played else []
-        files += emit(options.out, key, played, origin, "vllm") if options.vllm and played else []
+        files = emit_all(options.out, options.problem, played, origin, vllm=options.vllm) if played else []
         journal.append("emitted", files=[str(path.relative_to(options.out)) for path in files])
         clock.mark("emit")
         counts = _counts(findings, runner, live)
@@ -214,7 +212,7 @@ def _live(options: TuneOptions, spec: ChildSpec, live_options: LiveOptions, jour
             config=strike.unit.config.as_dict(), error=strike.kind, reason=strike.reason,
         )  # fmt: skip
 
-    live = Live(spec, options.problem, live_options, struck)
+    live = Live(spec, options.problem, live_options, struck, options.batch_sizes)
     return live
 
 
@@ -247,8 +245,9 @@ class _Setting:
             live.pool.helpers((0, *(int(value) for value in (blocks.values if blocks is not None else ()))))
 
     def default(self, size: int) -> Config:
-        """The default config of one batch size."""
-        return default_for(self.options.problem, self.vendor, self.device_name, size)
+        """The config of one batch size that runs without a file."""
+        own = self.hello["kernel"]["defaults"].get(str(size))
+        return Config.of(own) if own else default_for(self.options.problem, self.vendor, self.device_name, size)
 
     def note(self, journal: Journal) -> None:
         """Write down once what the outcomes of this environment were measured on."""

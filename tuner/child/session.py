@@ -7,7 +7,7 @@ import os
 import resource
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +41,8 @@ class Session:
         self._warm: set[Projection] = set()
         self._compiles = _CompileCounter()
 
-    def do_hello(self, engine: str | None = None, problem: dict[str, Any] | None = None) -> dict[str, Any]:
+    def do_hello(self, engine: str | None = None, problem: dict[str, Any] | None = None,
+                 sizes: Sequence[int] = ()) -> dict[str, Any]:  # fmt: skip
         """Identity of the device and versions of what runs; what is known of an engine's kernel without its weights."""
         device = live()
         limits = device.limits()
@@ -51,6 +52,7 @@ class Session:
             kernel = {
                 "kernel_hash": adapter.kernel_hash(),
                 "descriptors_first": bool(adapter.descriptors & device.features()),
+                "defaults": {str(size): adapter.default(size) for size in sizes},
             }
         return {
             "kernel": kernel,
@@ -75,7 +77,8 @@ class Session:
         self.options = {"seed": seed, "routes": routes, "routing": routing}
         self.adapter = load_adapter(engine, Problem.from_dict(problem))
         size = self.adapter.setup(device.torch_device(), seed, 1)
-        copies = min(cold_copies(size, device.limits().l2_bytes), routes) if device.kind != "cpu" else 1
+        copies = cold_copies(size, device.limits().l2_bytes) if device.kind != "cpu" else 1
+        self.options["routes"] = max(routes, copies)  # one replay goes through all copies
         if copies > 1:
             self.adapter.setup(device.torch_device(), seed, copies)
         self.timer = Timer(device, graphs and device.kind != "cpu")

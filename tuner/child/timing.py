@@ -14,7 +14,7 @@ from xkernels.device import Device, Graph
 __all__ = ["Timer", "cold_copies", "poisoned"]
 
 _KEPT_GRAPHS = 512
-_MAX_COPIES = 8
+_MAX_COPIES = 32
 
 
 def cold_copies(weight_bytes: int, l2_bytes: int) -> int:

@@ -12,7 +12,17 @@ import torch
 from moegate import canonical
 from tuner.problem import Problem, Projection
 
-__all__ = ["LIMITS", "QUANTISED_LIMITS", "Adapter", "Batch", "Routes", "Verdict", "compare", "source_digest"]
+__all__ = [
+    "LIMITS",
+    "QUANTISED_LIMITS",
+    "Adapter",
+    "AdapterBase",
+    "Batch",
+    "Routes",
+    "Verdict",
+    "compare",
+    "source_digest",
+]
 
 Routes = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """Routings of one batch: pairs of weights float32 [M, topk] and ids int32 [M, topk]."""
@@ -112,6 +122,9 @@ class Adapter(Protocol):
     def kernel_of(self, projection: Projection) -> str:
         """Name of the kernel whose compiled facts count for a projection."""
 
+    def default(self, size: int) -> Mapping[str, Any] | None:
+        """The config that the launcher takes by itself; None where `moegate.configs` says what runs without a file."""
+
     def helpers(self, block: int) -> Sequence[Callable[[], object]]:
         """Launches of what runs around the tuned kernels at one BLOCK_SIZE_M (0: whatever needs none).
 
@@ -120,3 +133,19 @@ class Adapter(Protocol):
 
     def simulate(self, target: Mapping[str, Any]) -> None:
         """In a compile-only child: make the launcher believe in the device of `target` (see `Session.do_hello`)."""
+
+
+class AdapterBase:
+    """What most adapters have in common: no default of their own, and nothing around the tuned kernel."""
+
+    descriptors: frozenset[str] = frozenset()
+
+    def default(self, size: int) -> Mapping[str, Any] | None:
+        """None: `moegate.configs` knows."""
+        del size
+        return None
+
+    def helpers(self, block: int) -> Sequence[Callable[[], object]]:
+        """Nothing."""
+        del block
+        return []

@@ -25,7 +25,7 @@ import triton.language as tl
 
 from moegate import canonical
 from moegate.errors import UsageError
-from tuner.engines.base import Batch, Routes, Verdict, compare
+from tuner.engines.base import AdapterBase, Batch, Routes, Verdict, compare
 from tuner.problem import Problem, Projection
 from xkernels.ops.align import Alignment, moe_align_block_size
 
@@ -141,10 +141,8 @@ def load_kernel(source: Source) -> Kernel:
     return Kernel(module, file, True)
 
 
-class ForeignExperts(ABC):
+class ForeignExperts(AdapterBase, ABC):
     """Routed experts by another engine's kernel: unquantised, gate rows before up rows, activation as its own step."""
-
-    descriptors: frozenset[str] = frozenset()
 
     def __init__(self, source: Source, problem: Problem) -> None:
         if problem.op != "fused_experts":

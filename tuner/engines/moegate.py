@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from moegate.errors import UsageError
-from tuner.engines.base import QUANTISED_LIMITS, Batch, Routes, Verdict, compare, source_digest
+from tuner.engines.base import QUANTISED_LIMITS, Adapter, AdapterBase, Batch, Routes, Verdict, compare, source_digest
+from tuner.engines.dense import make_linear, make_store
 from tuner.problem import Problem, Projection
 from xkernels.device import Limits, simulated
 from xkernels.ops import _details
@@ -31,11 +32,9 @@ _INPUT_SCALE = 1 / 8
 _KERNELS: dict[Projection, str] = {"up": "up_gemm", "down": "down_gemm"}
 
 
-def make(problem: Problem) -> MoegateExperts:
-    """The adapter for `problem`; UsageError for an op that has no tunable kernel here."""
-    if problem.op != "fused_experts":
-        raise UsageError(f"moegate has no tunable kernel for {problem.op}", field="--op")
-    return MoegateExperts(problem)
+def make(problem: Problem) -> Adapter:
+    """The adapter for `problem`; UsageError where its shape or dtype has no kernel."""
+    return _MAKERS[problem.op](problem)
 
 
 def scheme_of(problem: Problem) -> Scheme:
@@ -69,7 +68,7 @@ class _Target:
         return self.known_limits
 
 
-class MoegateExperts:
+class MoegateExperts(AdapterBase):
     """Routed experts in float32, float16, bfloat16 or FP8 (per tensor, or [128, 128] blocks)."""
 
     engine = "moegate"
@@ -310,3 +309,10 @@ def _nearest(verdicts: Iterable[Verdict]) -> Verdict:
 def _rounded(rows: torch.Tensor, group: int) -> torch.Tensor:
     values, scales = per_token_group_quant_fp8_reference(rows.float().contiguous(), group, dtype=torch.float8_e4m3fn)
     return (values.float().unflatten(1, (-1, group)) * scales[:, :, None]).flatten(1)
+
+
+_MAKERS: dict[str, Callable[[Problem], Adapter]] = {
+    "fused_experts": MoegateExperts,
+    "block_fp8_linear": make_linear,
+    "store_kv_cache": make_store,
+}

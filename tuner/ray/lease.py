@@ -20,7 +20,7 @@ from typing import Any
 from moegate.errors import InfraError, PoolError
 from moegate.records import DeviceIdentity, Measurement, from_json, read
 from tuner.config import Config
-from tuner.emit import Origin, emit
+from tuner.emit import Origin, emit_all
 from tuner.finals import Final
 from tuner.pipeline import TuneOptions, TuneResult, device_name_of
 from tuner.ray.masks import assert_distinct, child_mask, groups_for
@@ -160,6 +160,11 @@ def _connect(address: str) -> int:
 
 def _shape(options: TuneOptions) -> str:
     p = options.problem
+    if p.op == "store_kv_cache":
+        return f"heads={p.N},dim={p.H}"
+    if p.op == "block_fp8_linear":
+        assert p.block_shape is not None
+        return f"N={p.N},K={p.H},block_n={p.block_shape[0]},block_k={p.block_shape[1]}"
     text = f"E={p.E},N={p.N},H={p.H},topk={p.topk}"
     text += f",block_n={p.block_shape[0]},block_k={p.block_shape[1]}" if p.block_shape else ""
     return text + (f",shared={p.shared}" if p.shared else "")
@@ -186,8 +191,7 @@ def _merged(options: TuneOptions, records: list[Measurement]) -> TuneResult:
         {"problem": options.problem.as_dict(), "effort": options.effort, "strategy": options.strategy,
          "routing": options.routing, "leases": len(records)},
     )  # fmt: skip
-    files = emit(options.out, options.problem.key(device_name), finals, origin)
-    files += emit(options.out, options.problem.key(device_name), finals, origin, "vllm") if options.vllm else []
+    files = emit_all(options.out, options.problem, finals, origin, vllm=options.vllm)
     seconds = {"leases": max(float(record.detail["wall_s"]) for record in records)}
     device: DeviceIdentity = replace(first.device, identity=origin.identity)
     return TuneResult(

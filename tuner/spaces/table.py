@@ -71,4 +71,44 @@ SPACES: tuple[Space, ...] = (
         ("group-divides", "tile-within-weight"),
         "what the interpreter's time depends on: the number of tiles",
     ),
+    *(
+        Space(
+            "block_fp8_linear",
+            vendor,
+            (
+                Axis("num_stages", stages),
+                Axis("BLOCK_SIZE_M", (16, 32, 64, 128)),
+                Axis("BLOCK_SIZE_K", (64, 128)),
+                Axis("BLOCK_SIZE_N", (32, 64, 128, 256)),
+                Axis("num_warps", warps),
+                Axis("GROUP_SIZE_M", (1, 8, 32), "refine"),
+                *extra,
+            ),
+            ("group-divides", "warps-have-work", "tile-within-weight"),
+            "SGLang's dense grid without the tiles that lost everywhere; its files have no field for descriptors",
+        )
+        for vendor, stages, warps, extra in (
+            ("nvidia", (2, 3, 4, 5), (4, 8), (Axis("SWAP_AB", (False, True)),)),
+            ("amd", (1, 2), (2, 4, 8), (Axis("waves_per_eu", (0, 2, 4), "refine"),)),
+            ("intel", (2, 3, 4), (4, 8, 16, 32), (Axis("grf_mode", ("128", "256"), "refine"),)),
+        )
+    ),
+    Space(
+        "block_fp8_linear",
+        "cpu",
+        (
+            Axis("BLOCK_SIZE_M", (16, 64)),
+            Axis("BLOCK_SIZE_N", (64, 128)),
+            Axis("BLOCK_SIZE_K", (128,)),
+            Axis("GROUP_SIZE_M", (1,)),
+            Axis("num_warps", (4,)),
+            Axis("num_stages", (2,)),
+        ),
+        ("group-divides", "tile-within-weight"),
+        "what the interpreter's time depends on: the number of tiles",
+    ),
+    *(
+        Space("store_kv_cache", vendor, (Axis("num_split", (1, 2, 4, 8)),), (), "programs that share a row")
+        for vendor in ("nvidia", "amd", "intel", "cpu")
+    ),
 )

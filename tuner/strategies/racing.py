@@ -107,7 +107,7 @@ class Race:
         """The first projection's candidates (all projections' where nothing is followed)."""
         default = self.task.default(self.size)
         found: list[Config] = [self.space.complete(default) or default]
-        if self.effort.portfolio is None:
+        if self.effort.portfolio is None or len(self.task.candidates()) <= self.effort.portfolio:
             # What needs least memory first: the last third does not fit, and a sweep that is cut short lost nothing.
             whole = sorted(self.task.candidates(), key=_footprint)
             both = self.space.has_tma and self.effort.tma >= len(whole)

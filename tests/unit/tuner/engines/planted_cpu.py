@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tuner.engines.base import Routes, Verdict, compare
+from tuner.engines.base import AdapterBase, Routes, Verdict, compare
 from tuner.problem import Problem
 
 
@@ -18,9 +18,8 @@ def make(problem: Problem) -> Planted:
     return Planted(problem)
 
 
-class Planted:
+class Planted(AdapterBase):
     engine = "planted"
-    descriptors: frozenset[str] = frozenset()
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -36,9 +35,6 @@ class Planted:
 
     def kernel_of(self, projection: str) -> str:
         return projection
-
-    def helpers(self, block: int) -> list[Any]:
-        return []
 
     def simulate(self, target: Mapping[str, Any]) -> None:
         pass
