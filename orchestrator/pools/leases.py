@@ -13,6 +13,7 @@ from moegate.locks import FileLock, Held, device_lock
 from moegate.records import PoolSpec
 from orchestrator.pools import discovery, withdrawn
 from orchestrator.pools.slots import HostDevice, Slot
+from orchestrator.pools.turns import Turns
 
 __all__ = ["Allocator", "Lease", "Pool", "open_pool"]
 
@@ -59,6 +60,8 @@ class Pool:
         self.slots = tuple(slots)
         self.holder: str | None = None
         self._allocator = allocator
+        self._turns = Turns()
+        self._full = False
         self._free = {slot.index for slot in self.slots}
         self._lost: set[int] = set()
         self._mutex = threading.Lock()
@@ -80,13 +83,20 @@ class Pool:
                 lease = self._lock(slot)
                 if lease is not None:
                     self._free.discard(slot.index)
+                    self._full = False
                     return lease
+            self._full = device is None
             return None
 
     def busy(self) -> bool:
-        """Whether no slot is free: asking for one would be in vain."""
+        """Whether asking for any slot would be in vain now: none is free, or none could be had a moment ago."""
         with self._mutex:
-            return not self._free or self.holder is not None
+            return not self._free or self._full
+
+    def settle(self) -> None:
+        """End a round of asking: places in the queues of devices that nobody asked for in it are given up."""
+        with self._mutex:
+            self._turns.settle()
 
     def withdraw(self, slot: Slot) -> str | None:
         """Take a slot out of use for the rest of the run: its device is lost.
@@ -112,14 +122,20 @@ class Pool:
         self._allocator = allocator
 
     def close(self) -> None:
-        """Give back what the allocator holds."""
+        """Leave every queue, and give back what the allocator holds."""
+        self._turns.close()
         if self._allocator is not None:
             self._allocator.close()
 
     def _lock(self, slot: Slot) -> Lease | None:
         locks: list[FileLock] = []
+        names = _lock_names(slot)
+        before = self._turns.ask(slot.index, names)
+        if before is not None:
+            self.holder = f"another orchestrator is next on {_what(slot)} ({before})"
+            return None
         try:
-            for name in _lock_names(slot):
+            for name in names:
                 locks.append(device_lock(name).acquire())
         except Held as error:
             # Somebody else's measurement: wait for it rather than disturb it. Taken in one order, so nobody deadlocks.
@@ -133,6 +149,7 @@ class Pool:
                 lock.release()
             return None
         self.holder = None
+        self._turns.leave(slot.index)
         return Lease(slot, self, locks)
 
     def _give(self, slot: Slot, locks: list[FileLock]) -> None:

@@ -194,6 +194,8 @@ class Scheduler:
                     break
         for todo in started:
             self._waiting.remove(todo)
+        for open_pool in self.site.pools.values():
+            open_pool.settle()
 
     def _block_hopeless(self) -> None:
         """Cells whose needs have failed, and cells of pools that are down, end as BLOCKED."""

@@ -78,6 +78,34 @@ def test_a_launch_on_another_card_is_no_result(run, four_cards):
     assert len(outcome.attempts) == 1
 
 
+def test_two_orchestrators_have_the_only_card_in_turn(run, simulated_host):
+    simulated_host.intel({ADDRESSES[0]: 0})
+    ops = ", ".join(f"op{number}" for number in range(8))
+    run.edit(POOL, ("slots: 4", "slots: 1"), ("    dtypes: [float32]", f"    ops: [{ops}]\n    dtypes: [float32]"),
+             ("  - kind: check\n", ""), ("pools:\n", "images:\n  i: {reference: 'x@sha256:" + "0" * 64 + "', env: {FAKE_SLEEP: '0.2'}}\npools:\n"),
+             ("isolation: process, device_name", "image: i, isolation: process, device_name"))  # fmt: skip
+    folders = [run.path, run.repository / "second"]
+    processes = []
+    for run.path in folders:
+        processes.append(run.start())
+    for process in processes:
+        text, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, text
+    leases = sorted(
+        (entry.time, entry.kind == "lease", folder.name)
+        for folder in folders
+        for entry in journal.read(folder / "journal")
+        if entry.kind in ("lease", "done")
+    )
+    order = [name for _, is_lease, name in leases if is_lease]
+    waited = order[max(order.index(name) for name in ("out", "second")) :]  # from where both are there
+    shared = waited[: 2 * min(waited.count("out"), waited.count("second"))]
+    assert len(shared) >= 8
+    assert all(one != two for one, two in pairwise(shared)), order
+    kinds = [is_lease for _, is_lease, _ in leases]
+    assert kinds == [True, False] * (len(kinds) // 2), "never two on the card"
+
+
 def test_two_orchestrators_share_the_cards_of_a_host(run, four_cards, tmp_path):
     ops = ", ".join(f"op{number}" for number in range(12))
     run.edit(POOL, ("    dtypes: [float32]", f"    ops: [{ops}]\n    dtypes: [float32]"),
@@ -90,7 +118,7 @@ def test_two_orchestrators_share_the_cards_of_a_host(run, four_cards, tmp_path):
         text, _ = process.communicate(timeout=120)
         assert process.returncode == 0, text
     for path in (there, run.path):
-        assert {outcome.state for outcome in read_run(path).outcomes} == {"PASSED"}
+        assert {(outcome.state, outcome.reason) for outcome in read_run(path).outcomes} == {("PASSED", "")}
 
 
 @pytest.fixture
@@ -133,7 +161,7 @@ def test_an_arm_with_a_source_runs_that_commits_code_and_the_other_this_one(run,
     assert "source" not in seen["untuned"]
     assert seen["tuned"]["imported"] == ["first", f"0.1.0+g{commit[:12]}"]
     assert seen["untuned"]["imported"][0] != "first"
-    environment, = (tmp_path / "cache" / "moegate" / "sources").glob(f"{commit}-*/")
+    (environment,) = (tmp_path / "cache" / "moegate" / "sources").glob(f"{commit}-*/")
     assert (environment / "bin" / "python").exists()
     # A second run finds it made.
     before = environment.stat().st_ino

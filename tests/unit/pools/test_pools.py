@@ -175,6 +175,53 @@ def test_two_leases_never_share_a_device_and_a_second_orchestrator_waits():
     assert lease.slot.device.identity == first.slot.device.identity
 
 
+def test_two_orchestrators_have_one_device_in_turn():
+    mine, theirs = gpu_pool(1), gpu_pool(1)
+    lease = mine.take()
+    for taker, other in ((theirs, mine), (mine, theirs)) * 3:
+        assert lease
+        assert taker.take() is None, "it is held; now the taker is next"
+        lease.release()
+        assert other.take() is None, "whoever had it does not get it again before the one who waits"
+        assert "next on B60" in (other.holder or "")
+        other.settle()
+        lease = taker.take()
+
+
+def test_a_place_in_the_queue_that_nobody_wants_any_more_is_given_up():
+    mine, theirs = gpu_pool(2), gpu_pool(2)
+    first, second = mine.take(), mine.take()
+    assert first
+    assert second
+    assert theirs.take() is None  # next on both
+    theirs.settle()
+    first.release()
+    assert theirs.take()
+    second.release()
+    assert mine.take("0000:01:00.0") is None, "they are still next, as far as anybody knows"
+    theirs.settle()  # a round in which they asked, and got the other
+    theirs.settle()  # a round in which they did not ask
+    assert mine.take("0000:01:00.0")
+
+
+def test_the_queue_forgets_the_dead():
+    mine, theirs = gpu_pool(1), gpu_pool(1)
+    lease = mine.take()
+    assert lease
+    assert theirs.take() is None
+    theirs.close()
+    lease.release()
+    assert mine.take()
+
+
+def test_waiting_for_one_device_does_not_hide_another():
+    mine, theirs = gpu_pool(2), gpu_pool(2)
+    assert theirs.take("0000:00:00.0")
+    assert mine.take("0000:00:00.0") is None
+    assert not mine.busy()
+    assert mine.take("0000:01:00.0")
+
+
 def test_a_lease_can_ask_for_one_device():
     pool = gpu_pool(3)
     lease = pool.take("0000:02:00.0")
