@@ -118,7 +118,7 @@ def test_two_orchestrators_share_the_cards_of_a_host(run, four_cards, tmp_path):
         text, _ = process.communicate(timeout=120)
         assert process.returncode == 0, text
     for path in (there, run.path):
-        assert {(outcome.state, outcome.reason) for outcome in read_run(path).outcomes} == {("PASSED", "")}
+        assert [outcome for outcome in read_run(path).outcomes if outcome.state != "PASSED"] == []
 
 
 @pytest.fixture
