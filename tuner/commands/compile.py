@@ -36,21 +36,29 @@ def register(app: typer.Typer) -> None:
         out: Annotated[Path | None, typer.Option(help="Where to write the JSON.")] = None,
         jobs: Annotated[int, typer.Option(help="Compiling processes; 0: one per core.")] = 0,
         as_json: Annotated[bool, typer.Option("--json", help="Print the JSON on standard output.")] = False,
-    ) -> None:
+        python: Annotated[
+            Path | None,
+            typer.Option(envvar="MOEGATE_COMPILE_PYTHON", help="Python of an environment whose Triton compiles for the "
+                         "targets that ours cannot (bmg: triton-xpu)."),
+        ] = None,
+    ) -> None:  # fmt: skip
         """Compile every kernel variant, or every config of a folder, without a GPU.
 
         Example: tuner compile --targets sm_90,gfx942 --configs kernels/configs --out facts.json
         """
         raise typer.Exit(
-            run(targets=targets, configs=configs, files=files, variants=variants, out=out, jobs=jobs, as_json=as_json)
-        )
+            run(targets=targets, configs=configs, files=files, variants=variants, out=out, jobs=jobs, as_json=as_json,
+                python=python)
+        )  # fmt: skip
 
 
 def run(*, targets: str = _DEFAULT_TARGETS, configs: Path | None = None, files: Path | None = None,
-        variants: str = "all", out: Path | None = None, jobs: int = 0, as_json: bool = False) -> int:  # fmt: skip
+        variants: str = "all", out: Path | None = None, jobs: int = 0, as_json: bool = False,
+        python: Path | None = None) -> int:  # fmt: skip
     """Compile and write the facts; exit code 1 where something did not compile."""
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         raise UsageError("TRITON_INTERPRET is set: interpreted kernels cannot be compiled", fix="unset it")
+    from tuner.compile.foreign import Foreign
     from tuner.compile.run import compile_files, compile_variants
     from tuner.compile.targets import find
 
@@ -58,11 +66,12 @@ def run(*, targets: str = _DEFAULT_TARGETS, configs: Path | None = None, files: 
     if not wanted:
         raise UsageError("no target", field="--targets", fix=_DEFAULT_TARGETS)
     workers = jobs or os.cpu_count() or 1
+    foreign = None if python is None else Foreign(python)
     begin = time.monotonic()
     if configs is not None or files is not None:
-        rows = compile_files(_paths(configs, files), wanted, workers, _progress(as_json))
+        rows = compile_files(_paths(configs, files), wanted, workers, _progress(as_json), foreign)
     else:
-        rows = compile_variants(wanted, _named(variants), workers, _progress(as_json))
+        rows = compile_variants(wanted, _named(variants), workers, _progress(as_json), foreign)
     names = [t.name for t in wanted]
     document = {"schema": 1, "targets": names, "seconds": round(time.monotonic() - begin, 1),
                 "counts": _counts(rows), "facts": rows}  # fmt: skip

@@ -16,7 +16,7 @@ __all__ = ["captured", "facts_of"]
 
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")
 _AMD = {"registers": r"\.vgpr_count:\s*(\d+)", "spills": r"; ScratchSize: (\d+)"}
-_BLOCK_LOADS = {"cuda": ("ptx", "cp.async.bulk.tensor"), "xpu": ("llir", "2DBlockRead")}
+_BLOCK_LOADS = {"cuda": ("ptx", r"cp\.async\.bulk\.tensor"), "xpu": ("llir", r"2DBlockRead|2d_block_read")}
 
 
 @contextmanager
@@ -83,4 +83,4 @@ def _block_loads(asm: Any, target: Target) -> bool | None:
     source = str(asm.get("ttir", ""))
     if place is None or "tt.descriptor_load" not in source:
         return None
-    return place[1] in str(asm.get(place[0], ""))
+    return re.search(place[1], str(asm.get(place[0], ""))) is not None

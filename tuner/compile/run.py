@@ -11,21 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from tuner.compile.configs import FileJobs, jobs_of
+from tuner.compile.foreign import Foreign
 from tuner.compile.targets import Target, missing
 from tuner.compile.worker import compile_config, compile_variant, start
 
-__all__ = ["compile_files", "compile_variants"]
+__all__ = ["compile_files", "compile_jobs", "compile_variants"]
 
 Row = dict[str, Any]
 _SKIPPED: Row = {"shared": None, "registers": None, "spills": None, "block_loads": None}
 
 
-def compile_variants(targets: Sequence[Target], names: Sequence[str], jobs: int,
-                     progress: Callable[[str], None]) -> list[Row]:  # fmt: skip
-    """Facts of every kernel of the named variants on every target."""
+def compile_variants(targets: Sequence[Target], names: Sequence[str], jobs: int, progress: Callable[[str], None],
+                     foreign: Foreign | None = None) -> list[Row]:  # fmt: skip
+    """Facts of every kernel of the named variants on every target; `foreign` compiles for those that we cannot."""
     rows: list[Row] = []
     for target in targets:
-        reason = missing(target)
+        reason, elsewhere = _who(target, foreign)
+        if elsewhere is not None:
+            progress(f"{target.name}: in {elsewhere.python}")
+            rows += elsewhere.variants(target, names, jobs)
+            continue
         if reason is not None:
             progress(f"{target.name}: skipped, {reason}")
             rows.append({"target": target.name, "kernel": None, "status": "skipped", "error": reason, **_SKIPPED})
@@ -36,27 +41,44 @@ def compile_variants(targets: Sequence[Target], names: Sequence[str], jobs: int,
     return [_with_triton(row) for row in rows]
 
 
-def compile_files(files: Sequence[Path], targets: Sequence[Target], jobs: int,
-                  progress: Callable[[str], None]) -> list[Row]:  # fmt: skip
+def _who(target: Target, foreign: Foreign | None) -> tuple[str | None, Foreign | None]:
+    """Why nobody can compile for a target, or the other environment where only that can."""
+    reason = missing(target)
+    if reason is None or foreign is None:
+        return reason, None
+    other = foreign.reason(target)
+    return (f"{reason}; {other}", None) if other is not None else (None, foreign)
+
+
+def compile_files(files: Sequence[Path], targets: Sequence[Target], jobs: int, progress: Callable[[str], None],
+                  foreign: Foreign | None = None) -> list[Row]:  # fmt: skip
     """One row per file, batch size and target, for the targets that the file is for."""
     found = [jobs_of(path, tuple(t.name for t in targets)) for path in files]
     rows = [_row(f, None, None, "skipped", f.reason) for f in found if f.reason is not None]
     for target in targets:
         mine = [f for f in found if target.name in f.targets and f.reason is None]
-        reason = missing(target)
+        reason, elsewhere = _who(target, foreign)
         if reason is not None:
             rows += [_row(f, size, target.name, "skipped", reason) for f in mine for size, _ in f.entries]
             continue
         distinct = {job["key"]: job for f in mine for _, job in f.entries}
-        facts: dict[str, Row] = {}
-        for number, (key, result) in enumerate(_pooled(target, _ByKey(distinct), list(distinct), jobs), 1):
-            progress(f"{target.name}: {number} of {len(distinct)} configs")
-            facts[key] = result[0] if isinstance(result, list) and result else _crashed({}, result)
+        compile_ = compile_jobs if elsewhere is None else elsewhere.jobs
+        facts = compile_(target, distinct, jobs, progress)
         for f in mine:
             for size, job in f.entries:
                 fact = {n: v for n, v in facts[job["key"]].items() if n != "key"}
                 rows.append({**_row(f, size, target.name, "ok", None), **fact})
     return [_with_triton(row) for row in rows]
+
+
+def compile_jobs(target: Target, work: dict[str, Row], jobs: int,
+                 progress: Callable[[str], None]) -> dict[str, Row]:  # fmt: skip
+    """Facts of compile jobs by key (`configs.jobs_of`), for a target that the installed Triton compiles for."""
+    facts: dict[str, Row] = {}
+    for number, (key, result) in enumerate(_pooled(target, _ByKey(work), list(work), jobs), 1):
+        progress(f"{target.name}: {number} of {len(work)} configs")
+        facts[key] = _with_triton(result[0] if isinstance(result, list) and result else _crashed({}, result))
+    return facts
 
 
 class _ByKey:
@@ -84,7 +106,7 @@ def _crashed(words: Row, error: Any) -> Row:
 def _with_triton(row: Row) -> Row:
     import triton
 
-    return {**row, "triton": triton.__version__}
+    return {"triton": triton.__version__, **row}
 
 
 def _pooled(target: Target, work: Callable[[str], list[Row]], names: list[str],

@@ -46,7 +46,15 @@ TARGETS: tuple[Target, ...] = (
     Target("sm_100", "cuda", 100, 32, 232448, 148, features=frozenset({"pdl"})),
     Target("gfx942", "hip", "gfx942", 64, 65536, 304, fp8="float8_e4m3fnuz"),
     Target("gfx950", "hip", "gfx950", 64, 163840, 256),
-    Target("bmg", "xpu", _BMG, 16, 131072, 20, package="triton-xpu (3.3.0b1, in an environment of its own)"),
+    Target(
+        "bmg",
+        "xpu",
+        _BMG,
+        16,
+        131072,
+        20,
+        package="triton-xpu 3.3.0b1 in an environment of its own and name its Python with --python",
+    ),
 )
 
 

@@ -60,14 +60,22 @@ def _rows(words: dict[str, Any], call: Any, only: str | None = None) -> list[dic
         with captured() as built, simulated(SimulatedDevice(target)):  # type: ignore[arg-type]
             call(target)
     except Exception as error:  # whatever a compiler or a launcher says is this config's result
-        text = str(error).strip().splitlines() or [""]
-        reason = f"{type(error).__name__}: {text[-1][:300]}"
+        while error.__cause__ is not None:  # a kernel's error is wrapped once per function that called it
+            error = error.__cause__  # type: ignore[assignment]
+        reason = f"{type(error).__name__}: {_gist(str(error))}"
         return [{**words, "kernel": only, "status": "failed", "error": reason, "seconds": _since(begin)}]
     seconds = _since(begin)
     return [
         {**words, "kernel": name, "status": "ok", "error": None, "seconds": seconds, **facts_of(kernel, target)}
         for name, kernel in built
     ]
+
+
+def _gist(text: str) -> str:
+    """The line of a compiler's message that says what is wrong: not the caret under the source, which comes last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip().strip("^~ ")]
+    named = [line for line in lines if "error" in line.lower()]
+    return (named or lines or [""])[-1][:300]
 
 
 def _since(begin: float) -> float:

@@ -42,11 +42,15 @@ def capacity(numel: int, block: int, num_experts: int) -> int:
     return cdiv(bound, 4) * 4
 
 
-def moe_align_block_size(topk_ids: torch.Tensor, block: int, num_experts: int) -> Alignment:
+def moe_align_block_size(
+    topk_ids: torch.Tensor, block: int, num_experts: int, *, ignore_invalid_expert: bool = False
+) -> Alignment:
     """Sort routed tokens by expert, on the device and without a host synchronisation.
 
     topk_ids: int32 or int64 [tokens, topk], values -1 (no local expert) to num_experts - 1. block: a positive number.
-    Order within an expert is the order of `topk_ids` (stable). Raises ValueError on a wrong rank, dtype or block.
+    Order within an expert is the order of `topk_ids` (stable). ignore_invalid_expert: leave entries of -1 out wholly
+    instead of giving them blocks of their own; whoever reads the result must not expect rows for them (`fused_experts`
+    does, to write zeros). Raises ValueError on a wrong rank, dtype or block.
     """
     _check(topk_ids, block, num_experts)
     numel, device = topk_ids.numel(), topk_ids.device
@@ -60,7 +64,8 @@ def moe_align_block_size(topk_ids: torch.Tensor, block: int, num_experts: int) -
     flat = topk_ids.reshape(-1).contiguous()
     buckets = next_power_of_2(num_experts + 1)
     chunk = max(16, min(_LONGEST_CHUNK, _TABLE // buckets))
-    sizes = {"CHUNK": chunk, "EXPERTS": num_experts, "BUCKETS": buckets}
+    lowest = 0 if ignore_invalid_expert else -1
+    sizes = {"CHUNK": chunk, "EXPERTS": num_experts, "BUCKETS": buckets, "LOWEST": lowest}
     if numel <= chunk:
         _k.align_one[(1,)](
             flat, sorted_ids, expert_ids, post, numel, cap, blocks, BLOCK=block, FILL=_FILL, **sizes, num_warps=8
@@ -76,7 +81,9 @@ def moe_align_block_size(topk_ids: torch.Tensor, block: int, num_experts: int) -
     return Alignment(sorted_ids, expert_ids, post, block)
 
 
-def moe_align_block_size_reference(topk_ids: torch.Tensor, block: int, num_experts: int) -> Alignment:
+def moe_align_block_size_reference(
+    topk_ids: torch.Tensor, block: int, num_experts: int, *, ignore_invalid_expert: bool = False
+) -> Alignment:
     """The twin of `moe_align_block_size` in plain torch, one expert after the other."""
     _check(topk_ids, block, num_experts)
     flat = topk_ids.reshape(-1).cpu().long()
@@ -85,7 +92,7 @@ def moe_align_block_size_reference(topk_ids: torch.Tensor, block: int, num_exper
     sorted_ids = torch.full((cap,), numel, dtype=torch.int32)
     expert_ids = torch.full((cdiv(cap, block),), -1, dtype=torch.int32)
     at = inactive = 0
-    for expert in range(-1, num_experts):
+    for expert in range(0 if ignore_invalid_expert else -1, num_experts):
         mine = torch.nonzero(flat == expert).flatten().int()
         sorted_ids[at : at + mine.numel()] = mine
         used = cdiv(mine.numel(), block)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -50,9 +52,17 @@ def make_descriptor(matrix: torch.Tensor, rows: int, cols: int) -> Any:
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, cols])
 
 
+@cache
+def has_descriptors() -> bool:
+    """Whether the installed Triton takes descriptors from the host (Intel's 3.3, which compiles for bmg, does not)."""
+    return importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
+
+
 def can_describe(matrix: torch.Tensor) -> bool:
     """Whether a descriptor may point at this tensor: 16-byte aligned start and rows, unit stride along them."""
     size = matrix.element_size()
+    if not has_descriptors():
+        return False
     return matrix.stride(-1) == 1 and matrix.data_ptr() % 16 == 0 and (matrix.stride(-2) * size) % 16 == 0
 
 

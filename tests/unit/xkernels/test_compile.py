@@ -100,3 +100,34 @@ def test_refusals(tmp_path: Path) -> None:
     done = subprocess.run(argv, env={**ENV, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=120,
                           check=False)  # fmt: skip
     assert "TRITON_INTERPRET is set" in done.stderr
+
+
+@pytest.mark.slow
+def test_another_environment_compiles_what_ours_cannot(tmp_path: Path) -> None:
+    # our own Python in the part: it keeps its Triton and finds our packages behind its own
+    code = (
+        "import sys, json; from pathlib import Path; from tuner.compile.foreign import Foreign;"
+        "from tuner.compile.targets import find; other = Foreign(Path(sys.executable));"
+        "print(json.dumps([other.reason(find('bmg')), other.variants(find('sm_90'), ['silu_and_mul'], 1)]))"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], env=ENV, cwd=tmp_path, capture_output=True, text=True,
+                          timeout=200, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    reason, rows = json.loads(done.stdout)
+    assert reason is None or "no intel backend" in reason
+    assert [(row["kernel"], row["status"]) for row in rows] == [("gated", "ok")]
+
+
+def test_no_interpreter_for_another_environment_is_refused(tmp_path: Path) -> None:
+    from moegate.errors import UsageError
+    from tuner.compile.foreign import Foreign
+
+    with pytest.raises(UsageError, match="no Python interpreter"):
+        Foreign(tmp_path / "python")
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho nothing here >&2\nexit 3\n")
+    broken.chmod(0o755)
+    from tuner.compile.targets import find
+
+    with pytest.raises(UsageError, match="cannot compile: nothing here"):
+        Foreign(broken).reason(find("bmg"))

@@ -2,7 +2,8 @@
 
 Bucket b holds expert b - 1, so the entries of no local expert (-1) come first. An entry's place is its bucket's start
 plus its rank, the number of equal entries before it: the order is stable and no atomics are needed. A program goes
-through its part of the entries chunk by chunk; shared memory stays within what every target has.
+through its part of the entries chunk by chunk; LOWEST 0 leaves the entries of -1 out. Shared memory stays within
+what every target has.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from xkernels.ops._details.common import helper
 
 
 @helper
-def _bucket_of(ids_ptr, offs, numel, EXPERTS: tl.constexpr):
-    """Bucket of each entry; a bucket that no column has for entries past the end or out of range."""
+def _bucket_of(ids_ptr, offs, numel, EXPERTS: tl.constexpr, LOWEST: tl.constexpr):
+    """Bucket of each entry; a bucket that no column has for entries past the end or out of range (LOWEST up)."""
     ids = tl.load(ids_ptr + offs, mask=offs < numel, other=EXPERTS).to(tl.int32)
-    return tl.where((ids >= -1) & (ids < EXPERTS), ids + 1, -1)
+    return tl.where((ids >= LOWEST) & (ids < EXPERTS), ids + 1, -1)
 
 
 @helper
@@ -41,12 +42,12 @@ def _rank(bucket, CHUNK: tl.constexpr):
 
 @helper
 def _place_part(ids_ptr, sorted_ptr, base, first, last, numel, CHUNK: tl.constexpr, EXPERTS: tl.constexpr,
-                BUCKETS: tl.constexpr):  # fmt: skip
+                BUCKETS: tl.constexpr, LOWEST: tl.constexpr):  # fmt: skip
     """Store the entries first to last, whose buckets' next free places are `base`."""
     columns = tl.arange(0, BUCKETS)
     for start in range(first, last, CHUNK):
         offs = start + tl.arange(0, CHUNK)
-        bucket = _bucket_of(ids_ptr, offs, numel, EXPERTS)
+        bucket = _bucket_of(ids_ptr, offs, numel, EXPERTS, LOWEST)
         onehot = (bucket[:, None] == columns[None, :]).to(tl.int32)
         place = _rank(bucket, CHUNK) + tl.sum(onehot * base[None, :], 1)
         tl.store(sorted_ptr + place, offs, mask=bucket >= 0)
@@ -65,29 +66,30 @@ def _finish(padded, ends, expert_ids_ptr, post_ptr, blocks, first, step, BLOCK: 
 
 @triton.jit(do_not_specialize=["numel", "cap", "blocks"])
 def align_one(ids_ptr, sorted_ptr, expert_ids_ptr, post_ptr, numel, cap, blocks, BLOCK: tl.constexpr,
-              CHUNK: tl.constexpr, EXPERTS: tl.constexpr, BUCKETS: tl.constexpr, FILL: tl.constexpr):  # fmt: skip
+              CHUNK: tl.constexpr, EXPERTS: tl.constexpr, BUCKETS: tl.constexpr, LOWEST: tl.constexpr,
+              FILL: tl.constexpr):  # fmt: skip
     """Everything in one program, for routings that fit one chunk."""
     for start in range(0, cap, FILL):
         at = start + tl.arange(0, FILL)
         tl.store(sorted_ptr + at, tl.zeros([FILL], tl.int32) + numel, mask=at < cap)
-    bucket = _bucket_of(ids_ptr, tl.arange(0, CHUNK), numel, EXPERTS)
+    bucket = _bucket_of(ids_ptr, tl.arange(0, CHUNK), numel, EXPERTS, LOWEST)
     total = tl.sum((bucket[:, None] == tl.arange(0, BUCKETS)[None, :]).to(tl.int32), 0)
     padded = (total + BLOCK - 1) // BLOCK * BLOCK
     ends = tl.cumsum(padded, 0)
     tl.debug_barrier()  # the padding must be written before the entries
-    _place_part(ids_ptr, sorted_ptr, ends - padded, 0, numel, numel, CHUNK, EXPERTS, BUCKETS)
+    _place_part(ids_ptr, sorted_ptr, ends - padded, 0, numel, numel, CHUNK, EXPERTS, BUCKETS, LOWEST)
     _finish(padded, ends, expert_ids_ptr, post_ptr, blocks, 0, 1, BLOCK, EXPERTS, BUCKETS)
 
 
 @triton.jit(do_not_specialize=["numel", "cap", "part"])
 def count(ids_ptr, counts_ptr, sorted_ptr, numel, cap, part, CHUNK: tl.constexpr, EXPERTS: tl.constexpr,
-          BUCKETS: tl.constexpr, FILL: tl.constexpr):  # fmt: skip
+          BUCKETS: tl.constexpr, LOWEST: tl.constexpr, FILL: tl.constexpr):  # fmt: skip
     """Entries per bucket of this program's part; also fills `sorted` with padding."""
     pid = tl.program_id(0)
     columns = tl.arange(0, BUCKETS)
     total = tl.zeros([BUCKETS], tl.int32)
     for start in range(pid * part, min(pid * part + part, numel), CHUNK):
-        bucket = _bucket_of(ids_ptr, start + tl.arange(0, CHUNK), numel, EXPERTS)
+        bucket = _bucket_of(ids_ptr, start + tl.arange(0, CHUNK), numel, EXPERTS, LOWEST)
         total += tl.sum((bucket[:, None] == columns[None, :]).to(tl.int32), 0)
     tl.store(counts_ptr + pid * BUCKETS + columns, total)
     for start in range(pid * FILL, cap, tl.num_programs(0) * FILL):
@@ -97,7 +99,8 @@ def count(ids_ptr, counts_ptr, sorted_ptr, numel, cap, part, CHUNK: tl.constexpr
 
 @triton.jit(do_not_specialize=["numel", "part", "blocks"])
 def place(ids_ptr, counts_ptr, sorted_ptr, expert_ids_ptr, post_ptr, numel, part, blocks, ROWS: tl.constexpr,
-          BLOCK: tl.constexpr, CHUNK: tl.constexpr, EXPERTS: tl.constexpr, BUCKETS: tl.constexpr):  # fmt: skip
+          BLOCK: tl.constexpr, CHUNK: tl.constexpr, EXPERTS: tl.constexpr, BUCKETS: tl.constexpr,
+          LOWEST: tl.constexpr):  # fmt: skip
     """Put this part's entries in their places; every program adds up the counts of all parts itself."""
     pid = tl.program_id(0)
     parts = tl.num_programs(0)
@@ -113,5 +116,5 @@ def place(ids_ptr, counts_ptr, sorted_ptr, expert_ids_ptr, post_ptr, numel, part
     ends = tl.cumsum(padded, 0)
     first = pid * part
     _place_part(ids_ptr, sorted_ptr, ends - padded + before, first, min(first + part, numel), numel, CHUNK, EXPERTS,
-                BUCKETS)  # fmt: skip
+                BUCKETS, LOWEST)  # fmt: skip
     _finish(padded, ends, expert_ids_ptr, post_ptr, blocks, pid, parts, BLOCK, EXPERTS, BUCKETS)

@@ -6,23 +6,29 @@ until `wait_dependencies` returns.
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton.language as tl
 
 from xkernels.ops._details.common import helper
+
+# Absent from Triton 3.3, which is what compiles for Intel away from a device; there nothing asks for them.
+_gdc_wait: Any = getattr(tl.extra.cuda, "gdc_wait", None)
+_gdc_launch_dependents: Any = getattr(tl.extra.cuda, "gdc_launch_dependents", None)
 
 
 @helper
 def wait_dependencies(PDL: tl.constexpr):
     """Wait until the predecessor's writes are visible."""
     if PDL:
-        tl.extra.cuda.gdc_wait()
+        _gdc_wait()
 
 
 @helper
 def launch_dependents(PDL: tl.constexpr):
     """Let the successor start once every program of this grid got here."""
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+        _gdc_launch_dependents()
 
 
 @helper

@@ -17,9 +17,9 @@ DEVICE = live().torch_device()
 QUICK = settings(max_examples=12, deadline=None)
 
 
-def same_alignment(ids: torch.Tensor, block: int, experts: int) -> None:
-    got = moe_align_block_size(ids, block, experts)
-    want = moe_align_block_size_reference(ids, block, experts)
+def same_alignment(ids: torch.Tensor, block: int, experts: int, **options: bool) -> None:
+    got = moe_align_block_size(ids, block, experts, **options)
+    want = moe_align_block_size_reference(ids, block, experts, **options)
     assert torch.equal(got.num_post_padded, want.num_post_padded)
     assert torch.equal(got.sorted_ids, want.sorted_ids)
     assert torch.equal(got.expert_ids, want.expert_ids)
@@ -44,6 +44,17 @@ def test_align_properties(data: st.DataObject) -> None:
         mine = entries[place * block : (place + 1) * block]
         assert (ids.flatten()[mine[mine < ids.numel()].long()] == expert).all()
         assert (expert < 0) == (place < inactive)
+
+
+@pytest.mark.parametrize("tokens", [3, 300])
+def test_align_leaves_invalid_experts_out_on_request(tokens: int) -> None:
+    ids = torch.randint(-1, 6, (tokens, 4), dtype=torch.int32, device=DEVICE)
+    same_alignment(ids, 16, 6, ignore_invalid_expert=True)
+    made = moe_align_block_size(ids, 16, 6, ignore_invalid_expert=True)
+    used, inactive = made.num_post_padded.tolist()
+    assert inactive == 0
+    assert (made.expert_ids[: used // 16] >= 0).all()
+    assert int((made.sorted_ids < ids.numel()).sum()) == int((ids >= 0).sum())
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 17, 300])
