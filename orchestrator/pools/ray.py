@@ -2,7 +2,9 @@
 
 Ray retries, reuses workers and swallows exit signals, so it is asked one question only: may this slot be used now? A
 placement group answers that, across all drivers of a cluster, without starting a worker process. Launches are fresh
-processes or containers of this host either way.
+processes or containers of this host either way: on an existing cluster the groups are placed on this host's own node,
+with its GPU where the node counts any, so that Ray's work of others and ours exclude each other. A host that is no node
+of the cluster is refused, and so is a Ray Client address, whose driver sits on the cluster's head and not here.
 """
 
 from __future__ import annotations
@@ -36,7 +38,13 @@ class RayAllocator:
     """The slots of one pool as placement groups."""
 
     def __init__(self, spec: PoolSpec) -> None:
-        self._resource = resource_name(spec.name)
+        self._bundle = {resource_name(spec.name): 1.0}
+        self._place: dict[str, Any] = {}
+        if spec.ray != "local":
+            node = _own_node()
+            self._place = {"bundle_label_selector": [{"ray.io/node-id": node["NodeID"]}]}
+            if spec.device != "cpu" and node["Resources"].get("GPU", 0) >= 1:
+                self._bundle["GPU"] = 1.0
         self._held: dict[int, Any] = {}
         self._asked: dict[int, Any] = {}
 
@@ -50,7 +58,7 @@ class RayAllocator:
         with _mutex:
             group = self._asked.pop(slot.index, None)
             if group is None:
-                group = placement_group([{self._resource: 1.0}], strategy="STRICT_PACK")
+                group = placement_group([self._bundle], strategy="STRICT_PACK", **self._place)
                 ready = bool(group.wait(timeout_seconds=_WAIT_S))
             else:
                 ready = placement_group_table(group)["state"] == "CREATED"
@@ -93,6 +101,12 @@ def start(pools: Sequence[PoolSpec]) -> None:
         PoolError: Ray is not installed, does not start, or does not offer the pool's slots.
     """
     address = pools[0].ray
+    if address.startswith("ray://"):
+        raise PoolError(
+            f"pool {pools[0].name} says ray: {address}, a Ray Client address: launches run where the orchestrator "
+            "runs, and that would be no node of the cluster (fix: run the orchestrator on the node with the devices, and "
+            "write the cluster's own address, such as HEAD:6379)"
+        )
     # Before the import: Ray reads these once. Its own worker output stays out of our terminal.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -120,18 +134,30 @@ def start(pools: Sequence[PoolSpec]) -> None:
 
 
 def check_offer(pools: Sequence[PoolSpec], address: str) -> None:
-    """Raise PoolError where the cluster offers fewer slots of a pool than the matrix asks for."""
+    """Raise PoolError where this host's node offers fewer slots of a pool than the matrix asks for."""
     import ray
 
-    offered = ray.cluster_resources()
+    offered = ray.cluster_resources() if address == "local" else _own_node()["Resources"]
+    where = "the Ray" if address == "local" else "this host's node of the Ray cluster"
     for pool in pools:
         name = resource_name(pool.name)
         have = int(offered.get(name, 0))
         if have < pool.slots:
             raise PoolError(
-                f"pool {pool.name} wants {pool.slots} slots, the Ray cluster at {address} offers {have} of {name} "
-                f"(fix: start its nodes with --resources for {name})"
+                f"pool {pool.name} wants {pool.slots} slots, {where} at {address} offers {have} of {name} "
+                f"(fix: start the node with --resources for {name})"
             )
+
+
+def _own_node() -> dict[str, Any]:
+    """This host's node as the cluster describes it. Raises PoolError where the driver is on no living node."""
+    import ray
+
+    ident = ray.get_runtime_context().get_node_id()
+    for node in ray.nodes():
+        if node["NodeID"] == ident and node["Alive"]:
+            return dict(node)
+    raise PoolError("this host is no living node of the Ray cluster (fix: `ray start --address=...` here first)")
 
 
 def _start_local(ray: Any, pools: Sequence[PoolSpec]) -> None:
