@@ -112,9 +112,7 @@ class Accelerator:
 
     def _capture_small(self, graph: Any, work: Callable[[], Any], warmups: int) -> Graph:
         """One pool and one stream for all of them: torch's own way empties the allocator's cache before each."""
-        if self._small is None:
-            self._small = (self._module.graph_pool_handle(), self._module.Stream(self.index))
-        pool, side = self._small
+        pool, side = self._small_pool()
         before = self._module.current_stream(self.index)
         side.wait_stream(before)
         with self._module.stream(side):
@@ -128,6 +126,19 @@ class Accelerator:
         before.wait_stream(side)
         captured: Graph = graph
         return captured
+
+    def _small_pool(self) -> tuple[Any, Any]:
+        """The pool and the stream of small captures, and a graph kept for good: a pool dies with its last graph."""
+        if self._small is None:
+            pool, side = self._module.graph_pool_handle(), self._module.Stream(self.index)
+            keeper = getattr(self._module, self.graph_class)()
+            with self._module.stream(side):
+                keeper.capture_begin(pool=pool)
+                kept = torch.zeros(1, device=self.torch_device())
+                keeper.capture_end()
+            self._small = (pool, side, keeper, kept)
+        pool, side, _, _ = self._small
+        return pool, side
 
     def seed(self, value: int) -> None:
         """Seed this device and the CPU."""

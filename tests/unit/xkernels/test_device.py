@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -187,6 +188,23 @@ def test_cpu() -> None:
     assert torch.equal(before, torch.rand(2))
     with device.current(), device.stream():
         device.synchronize()
+
+
+@pytest.mark.gpu
+def test_small_captures_do_not_depend_on_each_other() -> None:
+    device = devices.live()
+    if device.kind == "cpu":
+        pytest.skip("needs a GPU: there are no graphs on a CPU")
+    data = torch.zeros(4, device=device.torch_device())
+    for _ in range(3):  # each capture begins after the last graph of the pool is gone
+        graph = device.capture(lambda: data.add_(1).mul(2), small=True)
+        if graph is None:
+            pytest.skip("this torch build has no graphs for this device")
+        graph.replay()
+        del graph
+        gc.collect()
+    device.synchronize()
+    assert data.tolist() == [6.0] * 4  # one warm-up and one replay each; a capture itself computes nothing
 
 
 def test_simulated_device_answers_for_meta_tensors() -> None:
