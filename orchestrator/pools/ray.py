@@ -104,8 +104,8 @@ def start(pools: Sequence[PoolSpec]) -> None:
     if address.startswith("ray://"):
         raise PoolError(
             f"pool {pools[0].name} says ray: {address}, a Ray Client address: launches run where the orchestrator "
-            "runs, and that would be no node of the cluster (fix: run the orchestrator on the node with the devices, and "
-            "write the cluster's own address, such as HEAD:6379)"
+            "runs, and that would be no node of the cluster (fix: run the orchestrator on the node with the devices, "
+            "and write the cluster's own address, such as HEAD:6379)"
         )
     # Before the import: Ray reads these once. Its own worker output stays out of our terminal.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

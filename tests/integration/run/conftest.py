@@ -93,7 +93,7 @@ class Run:
     def plan(self, *only: str) -> Plan:
         return build(load(self.repository / "matrix.yaml"), only=only)
 
-    def start(self, *, resume: bool = False) -> subprocess.Popen[str]:
+    def start(self, *options: str, resume: bool = False) -> subprocess.Popen[str]:
         """The same in a process of its own, which a test may kill."""
         argv = [
             sys.executable,
@@ -101,6 +101,7 @@ class Run:
             str(DRIVER),
             str(self.repository),
             str(self.path),
+            *options,
             *(["--resume"] if resume else []),
         ]
         return subprocess.Popen(

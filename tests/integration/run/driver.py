@@ -11,8 +11,13 @@ from orchestrator.scheduler import execute
 repository, out = Path(sys.argv[1]), Path(sys.argv[2])
 script = str(Path(__file__).with_name("fake_program.py"))
 programs = {name: (PYTHON, "-I", "-S", script, name) for name in ("orchestrator", "tuner", "serving")}
+only = [word.removeprefix("--only=") for word in sys.argv if word.startswith("--only=")]
 session = execute(
-    build(load(repository / "matrix.yaml")), out, resume="--resume" in sys.argv, root=repository, programs=programs
+    build(load(repository / "matrix.yaml"), only=only),
+    out,
+    resume="--resume" in sys.argv,
+    root=repository,
+    programs=programs,
 )
 print(f"executed {session.executed}")
 sys.exit(int(session.interrupted or 0))

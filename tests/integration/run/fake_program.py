@@ -15,6 +15,11 @@ DEVICE = {"kind": "cpu", "name": "fake", "identity": "cpu:fake", "arch": "cpu", 
 if "ZE_AFFINITY_MASK" in os.environ:  # a simulated card: the one that the mask leaves visible
     number = int(os.environ["ZE_AFFINITY_MASK"]) + 1 + (os.environ.get("FAKE") == "wrong-card")
     DEVICE |= {"kind": "xpu", "name": "Intel(R) Arc(TM) Pro B60 Graphics", "identity": f"0000:0{number}:00.0"}
+elif "CUDA_VISIBLE_DEVICES" in os.environ:
+    DEVICE |= {"kind": "cuda", "name": "NVIDIA H200", "identity": os.environ["CUDA_VISIBLE_DEVICES"]}
+elif "HIP_VISIBLE_DEVICES" in os.environ:
+    number = int(os.environ["HIP_VISIBLE_DEVICES"]) + 5
+    DEVICE |= {"kind": "rocm", "name": "AMD Instinct MI300X", "identity": f"0000:{number:02x}:00.0"}
 
 
 def option(argv, name, default=None):
@@ -88,6 +93,54 @@ def speed(argv, configs, salt):
     return (1.3 if faster else 1.0) * (1 + 0.01 * noise)
 
 
+def abuse(mode):
+    """What a hostile or broken cell does to its host; it goes on and reports success."""
+    if mode == "gigabyte":
+        for _ in range(1024):
+            os.write(1, b"x" * (1 << 20))  # one line
+    if mode == "noise":
+        text = b"\xff\xfe\xc3\x28\x00\x1b[2J\x1b]8;;http://evil.example\x07click\x1b]8;;\x07\r\xe2\x80\xae"
+        os.write(2, text + b"\n::error::planted\n##[error]planted\n" + text)
+    if mode == "forks":
+        for _ in range(1000):
+            if os.fork() == 0:
+                os.setsid()
+                time.sleep(600)
+    if mode == "files":
+        for number in range(20_000):
+            os.close(os.open(f"file-{number}", os.O_CREAT | os.O_WRONLY))
+    if mode == "fill":
+        try:
+            with Path("big").open("wb") as stream:
+                while True:
+                    stream.write(b"x" * 65536)
+        except OSError as error:
+            print(f"fake: {error.strerror}", file=sys.stderr)
+            sys.exit(1)
+    if mode == "outside":
+        Path("link").symlink_to("/etc")
+        Path("../../../../planted").symlink_to("/etc/passwd")
+
+
+def replace_result(path, mode):
+    """Put something else where the result belongs."""
+    path = Path(path)
+    if mode == "sparse":
+        path.touch()
+        os.truncate(path, 300 << 30)
+    if mode == "fifo":
+        os.mkfifo(path)
+    if mode == "symlink":
+        path.symlink_to("/etc/passwd")
+    if mode == "hardlink":
+        os.link(__file__, path)
+    if mode == "folder":
+        path.mkdir()
+    if mode == "deep":
+        path.write_text("[" * 1_000_000)
+    return path.exists() or path.is_symlink()
+
+
 def misbehave(mode):
     if mode == "segfault":
         os.kill(os.getpid(), 11)
@@ -128,6 +181,7 @@ def main(argv):
             os.environ["FAKE"] = value
     mode = os.environ.get("FAKE", "")
     misbehave(mode)
+    abuse(mode)
     time.sleep(float(os.environ.get("FAKE_SLEEP", "0")))
     if program == "orchestrator":
         finding = {"rule": "bad-value", "severity": "error", "file": "x.json", "line": 3, "message": "no", "fix": "yes"}
@@ -135,9 +189,18 @@ def main(argv):
         print(json.dumps({"findings": found, "counts": {}, "files": 4}))
         sys.exit(1 if found else 0)
     out = option(argv, "out")
+    if command == "verify" and replace_result(out, mode):
+        return
     if command == "verify":
+        more = {}
+        if mode == "big-output":
+            Path("out.bin").touch()
+            os.truncate("out.bin", 300 << 30)
+            more = {"outputs": {"out.bin": "0" * 64}}
+        if mode == "output-outside":
+            more = {"outputs": {"../../../../../../../../etc/passwd": "0" * 64}}
         case = {"name": "a", "status": "skipped" if mode == "skipped" else "passed", "message": "", "detail": {}}
-        write(out, "kernel-test", cases=[case])
+        write(out, "kernel-test", cases=[case], **more)
     elif command == "tune":
         folder = Path(out) / "configs" / "triton_3_8_0"
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,10 @@
 """Several devices at once, and arms whose configs or code come from a commit."""
 
 # ruff: noqa: E501 - edits read best on one line
+import importlib.util
 import os
 import subprocess
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import pairwise
 
 import pytest
@@ -54,6 +55,38 @@ def test_many_cells_spread_over_four_cards_and_never_two_on_one(run, four_cards)
         assert all(before[1] < after[0] for before, after in pairwise(ordered))
         assert len(intervals) > 2, "no card was left idle"
     assert all(outcome.state == "PASSED" for outcome in read_run(run.path).outcomes)
+
+
+FLEET = """\
+  b60: {device: xpu, slots: 4, isolation: process, device_name: Intel(R) Arc(TM) Pro B60 Graphics}
+  h200: {device: cuda, slots: 8, isolation: process, device_name: NVIDIA H200}
+  mi300x: {device: rocm, slots: 8, isolation: process, device_name: AMD Instinct MI300X}
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_three_pools_of_a_real_ray_spread_100_cells_each(run, simulated_host, four_cards):
+    """Four B60s, eight H200s and eight MI300X at once: cells flow to where they fit, no two on one device."""
+    if importlib.util.find_spec("ray") is None:  # importing it here would fix its token for the whole process
+        pytest.skip("ray is not installed: pip install 'moegate[ray]'")
+    simulated_host.nvidia(8)
+    simulated_host.amd(8)
+    ops = ", ".join(f"op{number}" for number in range(100))
+    run.edit(("  cpu: {device: cpu, ray: none, isolation: process}\n", FLEET), ("  - kind: check\n", ""),
+             ("pools: [cpu]", "pools: [b60, h200, mi300x]"), ("    dtypes: [float32]", f"    ops: [{ops}]\n    dtypes: [float32]"))  # fmt: skip
+    process = run.start("--only=kernel-test/*")
+    text, _ = process.communicate(timeout=280)
+    assert process.returncode == 0, text
+    assert Counter(outcome.state for outcome in read_run(run.path).outcomes) == {"PASSED": 300}
+    by_device = defaultdict(list)
+    for device, first, last in attempts(run.path):
+        by_device[device].append((first, last))
+    amd = {f"0000:{number + 5:02x}:00.0" for number in range(8)}
+    assert set(by_device) == {*ADDRESSES, *(f"GPU-{number:04x}" for number in range(8)), *amd}
+    for intervals in by_device.values():
+        assert all(before[1] < after[0] for before, after in pairwise(sorted(intervals)))
+        assert len(intervals) > 4, "no device was left idle"
 
 
 def test_both_stages_of_a_cell_run_on_one_card(run, four_cards):
