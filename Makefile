@@ -10,7 +10,7 @@ MATRIX ?= matrix.yaml
 RUN ?=
 PYTEST ?=
 
-.PHONY: help venv run test lint unit test-slow test-vllm wheelhouse image base-image constraints clean distclean
+.PHONY: help venv run test lint unit test-slow test-faults-long test-fuzz-long test-vllm wheelhouse image base-image constraints clean distclean
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -37,6 +37,12 @@ unit: venv  ## the tests that take seconds (PYTEST= adds options: make unit PYTE
 
 test-slow: venv  ## the tests of ten seconds and more: whole runs, containers, compilers, expert parallelism
 	@$(PY) -m pytest -m slow $(PYTEST)
+
+test-faults-long: venv  ## 500 runs under random faults, and one for every point that can be hit (about 40 minutes)
+	@MOEGATE_FAULT_ROUNDS=500 $(PY) -m pytest -s tests/faults/test_rounds.py $(PYTEST)
+
+test-fuzz-long: venv  ## ten minutes of fuzzing for each reader of foreign data
+	@MOEGATE_FUZZ_SECONDS=600 $(PY) -m pytest tests/fuzz $(PYTEST)
 
 test-vllm: venv  ## our engine file and load client against a real vLLM on the CPU (about 3 GB the first time)
 	@scripts/test-vllm.sh

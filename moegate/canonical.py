@@ -31,9 +31,14 @@ def digest(obj: Any) -> str:
     return hashlib.sha256(dumps(obj).encode()).hexdigest()
 
 
-def file_digest(path: Path) -> str:
-    """Return the sha256 (hex) of a file's bytes."""
+def file_digest(path: Path, most: int | None = None) -> str:
+    """Return the sha256 (hex) of a file's bytes.
+
+    most: raise UsageError for a file beyond so many bytes, before any is read (a sparse one has no end).
+    """
     with path.open("rb") as stream:
+        if most is not None and (size := os.fstat(stream.fileno()).st_size) > most:
+            raise UsageError(f"is {size} bytes; at most {most} are read", file=path)
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

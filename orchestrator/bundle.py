@@ -87,11 +87,7 @@ def _results(path: Path, history: CellHistory) -> Iterable[Measurement]:
     for attempt in _counted(history):
         if attempt.result is None:
             continue
-        file = path / attempt.result
-        if not file.is_file():
-            raise UsageError("the result of a finished attempt is missing", file=file)
-        if attempt.result_sha256 is not None and canonical.file_digest(file) != attempt.result_sha256:
-            raise UsageError("the result of a finished attempt was changed after it was measured", file=file)
+        file = RunDir(path).result_file(history.cell, attempt.number, attempt.result, attempt.result_sha256)
         yield records.read(Measurement, file)
 
 

@@ -106,8 +106,11 @@ def _export(top: Path, ref: str, path: Path, target: Path) -> None:
     done = _git(top, "archive", "--format=tar", _commit(top, ref), "--", relative)
     if done.returncode:
         raise UsageError(done.stderr.decode(errors="replace").strip()[:200], field="base")
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        archive.extractall(target, filter="data")
+    try:
+        with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+            archive.extractall(target, filter="data")
+    except tarfile.TarError as error:  # a link or a name that leads out of the folder
+        raise UsageError(f"{relative} of {ref} cannot be unpacked: {error}", field="base") from None
 
 
 def _commit(top: Path, ref: str) -> str:

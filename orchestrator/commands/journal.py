@@ -37,15 +37,15 @@ def show(
     import json
 
     from moegate import journal
+    from moegate.text import plain
     from orchestrator.commands._output import emit_json
-    from orchestrator.scheduler.progress import clean
 
     entries = journal.read(_file(rundir))
     if as_json:
         emit_json([{"seq": e.seq, "time": e.time, "kind": e.kind, "data": e.data} for e in entries])
         return
     for entry in entries:
-        print(clean(f"{entry.seq:5} {entry.time} {entry.kind:7} {json.dumps(entry.data, sort_keys=True)}"))
+        print(plain(f"{entry.seq:5} {entry.time} {entry.kind:7} {json.dumps(entry.data, sort_keys=True)}"))
 
 
 def verify(
@@ -53,21 +53,18 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Check every entry's sum and order, and that each finished attempt's result is what it was. Exit 2 where not."""
-    from moegate import canonical, journal
-    from moegate.errors import RecordError
+    from moegate import journal
     from orchestrator.commands._output import emit_json
+    from orchestrator.scheduler import RunDir, read_cells
 
     file = _file(rundir)
     entries = journal.read(file)
     checked = 0
-    for entry in entries:
-        result = entry.data.get("result") if entry.kind == "done" and entry.data.get("state") == "PASSED" else None
-        if result is None:
-            continue
-        path = file.parent / str(result)
-        if not path.is_file() or canonical.file_digest(path) != entry.data.get("sha256"):
-            raise RecordError(f"entry {entry.seq} promises a result that is missing or changed", file=path)
-        checked += 1
+    for cell, history in read_cells(entries).items():
+        for attempt in history.attempts:
+            if attempt.state == "PASSED" and attempt.result is not None:
+                RunDir(file.parent).result_file(cell, attempt.number, attempt.result, attempt.result_sha256)
+                checked += 1
     if as_json:
         emit_json({"entries": len(entries), "results": checked, "intact": True})
     else:

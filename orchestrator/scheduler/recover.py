@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from moegate import canonical
+from moegate.errors import UsageError
 from moegate.journal import Journal
 from moegate.records import Attempt, PlannedCell, State
 from moegate.stats import Rules, next_stage
@@ -80,10 +80,11 @@ def _confirmation(
 
 def _intact(rundir: RunDir, cell: PlannedCell, attempt: Attempt) -> bool:
     """Whether a finished attempt's result is still what the journal says it was."""
-    if attempt.result is None:
+    if attempt.result is None or attempt.result_sha256 is None:
         return False
-    path = rundir.path / attempt.result
-    if not path.is_file() or canonical.file_digest(path) != attempt.result_sha256:
+    try:
+        rundir.result_file(cell.id, attempt.number, attempt.result, attempt.result_sha256)
+    except (UsageError, OSError):
         return False
     return cell.kind != "tune" or rundir.configs(cell.id).is_dir()
 

@@ -18,13 +18,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from moegate import records
-from moegate.errors import InfraError, RunLocked, UsageError
+from moegate import canonical, records
+from moegate.errors import InfraError, RecordError, RunLocked, UsageError
 from moegate.locks import FileLock, Held
 from moegate.records import Plan
 
 __all__ = ["RunDir", "fresh_id", "newest"]
 
+MAX_RESULT_BYTES = 32 << 20
+"""A result beyond this is none: it is neither written nor, from wherever it came, read."""
+_CELL_ID = re.compile(r"[a-z0-9][a-z0-9_.-]{0,126}")
 _ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,5})")
 
 
@@ -89,7 +92,27 @@ class RunDir:
             raise UsageError(
                 "is not a run directory: it holds no plan.json", file=self.path, fix="name a folder of runs/"
             )
-        return records.read(Plan, self.plan_file)
+        plan = records.read(Plan, self.plan_file)
+        for cell in plan.cells:  # they name folders
+            if not _CELL_ID.fullmatch(cell.id):
+                raise RecordError(f"{cell.id[:80]!r} cannot be the id of a cell", file=self.plan_file)
+        return plan
+
+    def result_file(self, cell: str, number: int, said: str, sha256: str | None) -> Path:
+        """The result of a finished attempt, which is still what the journal says of it.
+
+        Raises:
+            UsageError: it is said to lie elsewhere, is missing or no plain file, too large, or was changed.
+        """
+        path = self.attempt(cell, number) / "result.json"
+        if not _CELL_ID.fullmatch(cell) or said != path.relative_to(self.path).as_posix():
+            what = f"attempt {number} of {cell[:80]!r} cannot have its result in {said[:100]!r}"
+            raise UsageError(what, file=self.journal_file)
+        if path.is_symlink() or not path.is_file():
+            raise UsageError("the result of a finished attempt is missing", file=path)
+        if sha256 is not None and canonical.file_digest(path, MAX_RESULT_BYTES) != sha256:
+            raise UsageError("the result of a finished attempt was changed after it was measured", file=path)
+        return path
 
     def resumable(self) -> bool:
         """Whether a run began here: there is a plan, or nothing but what an orchestrator makes before it."""

@@ -4,13 +4,14 @@ usage: python -P tests/faults/harness rounds|sweep [--rounds N] [--seed S] [--se
 
 `rounds` plays random faults against a matrix of 60 cells, round by round; round i has the seed S + i, and
 `--rounds 1 --seed THAT` plays it again. `sweep` hits a small matrix at every point of an orchestrator (`--every N`: at
-each N-th). Exits 1 at the first thing that is wrong, and says what.
+each N-th; `--names GLOB`: at one point of each matching name, by chance). Exits 1 at the first thing that is wrong, and
+says what.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import fnmatch
 import json
 import os
 import platform
@@ -23,6 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from points import Hit
 from rounds import Tally, play, reference, sweep
 from session import SLOTS, Workshop
 
@@ -35,6 +37,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="0: a new one, which is printed")
     parser.add_argument("--seconds", type=float, default=0.0, help="start no round after so many seconds; 0: no limit")
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--names")
+    parser.add_argument("--actions", default="kill,full")
     parser.add_argument("--out", type=Path, help="write what was done as JSON")
     parser.add_argument("--keep", type=Path, help="work here, and leave what went wrong behind")
     asked = parser.parse_args()
@@ -69,13 +73,16 @@ def _rounds(asked: argparse.Namespace, shop: Workshop, seed: int, tally: Tally) 
 
 def _sweep(asked: argparse.Namespace, shop: Workshop, seed: int, tally: Tally) -> list[str]:
     known = reference(shop, "small")
-    first = random.Random(seed).randrange(asked.every)
-    for action in ("kill", "full"):
-        points = itertools.islice(range(known.points), first, None, asked.every)
-        wrong = sweep(shop, action, points, known, tally)
-        if wrong:
-            return wrong
-    return []
+    chance = random.Random(seed)
+    first = chance.randrange(asked.every)
+    hits: list[Hit] = []
+    for action in asked.actions.split(","):
+        if asked.names is None:
+            hits += [Hit(action, at) for at in range(first, known.points, asked.every)]
+        else:
+            names = fnmatch.filter(known.names, asked.names)
+            hits += [Hit(action, chance.randrange(known.names[name]), name) for name in names]
+    return sweep(shop, hits, known, tally)
 
 
 def _report(asked: argparse.Namespace, seed: int, tally: Tally, wall_s: float) -> dict[str, Any]:

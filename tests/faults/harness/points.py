@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
@@ -29,10 +30,11 @@ JUMPS_S = (86_400.0, -86_400.0, 3_600.0, -3_600.0)
 
 @dataclass(frozen=True)
 class Hit:
-    """What to do at which point. `at` counts from 0; None only counts."""
+    """What to do at which point. `at` counts from 0 over all points, or over those with this name; None never comes."""
 
     action: str = "kill"
     at: int | None = None
+    name: str | None = None
 
 
 class Points:
@@ -40,6 +42,7 @@ class Points:
 
     def __init__(self, hit: Hit, record: Path) -> None:
         self.count = 0
+        self.names: Counter[str] = Counter()
         self.full = False
         self._hit = hit
         self._record = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -49,8 +52,10 @@ class Points:
     def passed(self, name: str, torn: Callable[[], object] | None = None) -> None:
         """Count one point; act where it is the chosen one. torn: leaves half of the work on the disk."""
         with self._turn:
-            chosen = self.count == self._hit.at
+            seen = self.count if self._hit.name is None else self.names[name]
+            chosen = seen == self._hit.at and self._hit.name in (None, name)
             self.count += 1
+            self.names[name] += 1
             if not chosen:
                 return
             self._write(self._record, f"{self._hit.action} {name}\n".encode())
@@ -69,8 +74,9 @@ class Points:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def finish(self) -> None:
-        """Write down how many points there were."""
-        self._write(self._record, f"count {self.count}\n".encode())
+        """Write down how many points there were, in all and by name."""
+        lines = [f"count {self.count}", *(f"name {times} {name}" for name, times in self.names.items())]
+        self._write(self._record, ("\n".join(lines) + "\n").encode())
 
 
 def arm(hit: Hit, record: Path) -> Points:

@@ -9,7 +9,7 @@ import random
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,8 @@ class Reference:
 
     results: dict[str, Any]
     points: int
+    names: dict[str, int]
     wall_s: float
-    attempts: int
 
 
 def reference(shop: Workshop, matrix: str) -> Reference:
@@ -69,7 +69,7 @@ def reference(shop: Workshop, matrix: str) -> Reference:
         wrong = check.after(run, shop.ledger(run), shop.locks)
         if ended.code or wrong:
             raise AssertionError(f"the undisturbed run ended with {ended.code}: {wrong}\n{ended.text[-2000:]}")
-        found.append(Reference(check.results(run), ended.points, ended.wall_s, ended.executed or 0))
+        found.append(Reference(check.results(run), ended.points, ended.names, ended.wall_s))
     wrong = list(check.differences(found[0].results, found[-1].results))
     if wrong:
         raise AssertionError(f"two undisturbed runs differ: {wrong[:3]}")
@@ -96,16 +96,17 @@ def play(shop: Workshop, matrix: str, seed: int, known: Reference, tally: Tally)
     return _put_away(shop, run, wrong, tally)
 
 
-def sweep(shop: Workshop, action: str, points: Iterator[int], known: Reference, tally: Tally) -> list[str]:
+def sweep(shop: Workshop, hits: Iterable[Hit], known: Reference, tally: Tally) -> list[str]:
     """Hit the small matrix at each of these points, one run each."""
-    for at in points:
-        run = shop.folder / f"sweep-{action}-{at}"
-        ended = _orchestrate(shop, run, "small", Fault(_NAMES[action], Hit(action, at)), SLOTS, tally)
+    for number, hit in enumerate(hits):
+        action = hit.action
+        run = shop.folder / f"sweep-{number}"
+        ended = _orchestrate(shop, run, "small", Fault(_NAMES[action], hit), SLOTS, tally)
         wrong = [] if ended.code in CODES[_NAMES[action]] else [f"ended with {ended.code}: {ended.text[-2000:]}"]
         wrong += check.during(run, shop.ledger(run))
         wrong += _to_the_end(shop, run, "small", SLOTS, known, tally)
         if _put_away(shop, run, wrong, tally):
-            return [f"{action} at point {at} ({ended.where})", *wrong]
+            return [f"{hit} ({ended.where})", *wrong]
     return []
 
 

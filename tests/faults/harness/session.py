@@ -119,6 +119,7 @@ class Ended:
     text: str
     executed: int | None
     points: int
+    names: dict[str, int]
     where: str
     wall_s: float
 
@@ -172,10 +173,12 @@ class Workshop:
         text = log.read_text(errors="replace")
         lines = record.read_text().splitlines() if record.is_file() else []
         counted = [int(line.split()[1]) for line in lines if line.startswith("count ")]
-        where = next((line for line in lines if not line.startswith("count ")), "")
+        named = [line.split(" ", 2) for line in lines if line.startswith("name ")]
+        names = {name: int(times) for _, times, name in named}
+        where = next((line for line in lines if not line.startswith(("count ", "name "))), "")
         said = [line for line in text.splitlines() if line.startswith("executed ")]
         executed = int(said[-1].split()[1]) if said else None
-        return Ended(code, text, executed, counted[0] if counted else 0, where, wall_s)
+        return Ended(code, text, executed, counted[0] if counted else 0, names, where, wall_s)
 
     def _work(self, plan: Plan, run: Path, ledger: Path, fault: Fault, record: Path) -> int:
         programs = {

@@ -246,3 +246,30 @@ def test_a_terminal_gets_a_bar_and_a_file_gets_lines():
         progress.close()
         progress.note("after")
         assert stream.getvalue().endswith("after\n")
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("a", "/etc/passwd"),
+        ("a", "cells/a/attempt-1/../../../x/result.json"),
+        ("a", "cells/b/attempt-1/result.json"),
+        ("../x", "cells/../x/attempt-1/result.json"),
+    ],
+)
+def test_a_result_lies_in_its_attempt_and_nowhere_else(tmp_path, cell, said):
+    with pytest.raises(UsageError, match="cannot have its result"):
+        RunDir(tmp_path).result_file(cell, 1, said, None)
+
+
+def test_a_result_that_is_a_link_or_too_large_is_not_read(tmp_path):
+    file = RunDir(tmp_path).attempt("a", 1) / "result.json"
+    file.parent.mkdir(parents=True)
+    file.symlink_to("/etc/passwd")
+    with pytest.raises(UsageError, match="is missing"):
+        RunDir(tmp_path).result_file("a", 1, "cells/a/attempt-1/result.json", None)
+    file.unlink()
+    file.touch()
+    os.truncate(file, 300 << 30)
+    with pytest.raises(UsageError, match="at most"):
+        RunDir(tmp_path).result_file("a", 1, "cells/a/attempt-1/result.json", "0" * 64)
