@@ -31,6 +31,17 @@ _LOOP = """    for step in range(steps):
         if EVEN_K:
             a = tl.load(at, mask=valid[:, None], other=0.0)
 """
+MATRIX = """\
+schema: 1
+name: {name}
+pools: {{device: {{device: {device}, ray: none, isolation: process}}}}
+models: {{model: {{config: {model}, dtype: {dtype}}}}}
+arms: {{before: {{source: {before}}}, after: {{source: {after}}}}}
+cells:
+  - {{kind: kernel-bench, pools: device, models: model, batch_sizes: [{sizes}], graph: {graph}, timeout: 5m}}
+compare: {{baseline: before, candidate: after, screen: {screen}, confirm: {confirm}, futility: none}}
+gate: {{margin: {margin}, q: {q}}}
+"""
 _SLOW = """    for step in range(steps + {dose}):
         k = tl.where(step < steps, step, step - steps) * BLOCK_K
         at = x + token[:, None] * stride_xm + (k + ks)[None, :] * stride_xk
@@ -80,7 +91,7 @@ def child(args: argparse.Namespace) -> None:
     from tuner.commands.bench import run
 
     options: dict[str, Any] = {
-        "model": ROOT / MODEL, "shape": None, "op": "fused_experts", "dtype": "auto", "batch_sizes": args.sizes,
+        "model": ROOT / args.model, "shape": None, "op": "fused_experts", "dtype": "auto", "batch_sizes": args.sizes,
         "configs": "none", "backend": "triton", "graph": "full", "seed": 0, "engine": "moegate", "tp": 1, "ep": 1,
         "routing": "uniform", "as_json": False,
     }  # fmt: skip
@@ -97,8 +108,71 @@ def child(args: argparse.Namespace) -> None:
         time.sleep(0.05)
 
 
-def main() -> None:
-    """The command line."""
+def find(args: argparse.Namespace) -> None:
+    """Run the planted slowdown, then the same matrix with both arms on one commit; each as `orchestrator run` does."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        repository = Path(scratch) / "repository"
+        clean, slow = commits(repository, args.dose)
+        runs = {}
+        for name in args.runs.split(","):
+            after = {"planted": slow, "unchanged": clean}[name]
+            runs[name] = one_run(repository, args, name, clean, after)
+            (args.out / "planted.json").write_text(json.dumps({"dose": args.dose, "runs": runs}, indent=1))
+            print(f"{name}: exit {runs[name]['exit']} in {runs[name]['wall_s']} s, {runs[name]['said']}")
+
+
+def commits(repository: Path, dose: int) -> tuple[str, str]:
+    """A repository with this project in two commits, the second with the slowdown; their SHAs."""
+    ignore = shutil.ignore_patterns("__pycache__", "runs", "*.egg-info")
+    for name in ("moegate", "orchestrator", "reports", "serving", "tuner", "kernels", "examples"):
+        shutil.copytree(ROOT / name, repository / name, ignore=ignore)
+    shutil.copyfile(ROOT / "pyproject.toml", repository / "pyproject.toml")
+    git = ["git", "-C", str(repository), "-c", "user.name=planter", "-c", "user.email=planter@example.org"]
+
+    def commit(message: str) -> str:
+        subprocess.run([*git, "add", "-A"], check=True)
+        subprocess.run([*git, "commit", "-q", "-m", message], check=True)
+        return subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+
+    subprocess.run(["git", "init", "-q", str(repository)], check=True)
+    clean = commit("As it is")
+    kernel = repository / KERNEL
+    kernel.write_text(plant(kernel.read_text(), dose))
+    return clean, commit("One step too many in the up projection")
+
+
+def one_run(repository: Path, args: argparse.Namespace, name: str, before: str, after: str) -> dict[str, Any]:
+    """One `orchestrator run`: its exit code and what it found."""
+    from moegate.records import Comparison, read
+
+    about = {"name": name, "before": before, "after": after, "device": args.device, "model": args.model}
+    about |= {"dtype": args.dtype, "sizes": args.sizes, "graph": args.graph}
+    about |= {"screen": args.screen, "confirm": args.confirm, "margin": args.margin, "q": args.q}
+    matrix, out = repository / f"{name}.yaml", repository / "runs" / name
+    matrix.write_text(MATRIX.format(**about))
+    began = time.monotonic()
+    argv = [sys.executable, "-P", "-m", "orchestrator", "run", str(matrix), "--out", str(out)]
+    with (args.out / f"{name}.log").open("w") as log:
+        done = subprocess.run(argv, cwd=repository, stdout=log, stderr=log, check=False)
+    wall = round(time.monotonic() - began, 1)
+    if not (out / "comparison.json").is_file():
+        return {"exit": done.returncode, "wall_s": wall, "said": "no comparison"}
+    cell = read(Comparison, out / "comparison.json").cells[0]
+    result = json.loads(next(out.glob("cells/*/attempt-1/result.json")).read_text())
+    kernels = {launch["arm"]: launch["proof"]["kernel_hash"] for launch in result["launches"]}
+    gains = {stage: [round(v, 5) for v in getattr(cell, f"log_ratios_{stage}")] for stage in ("screen", "confirm")}
+    effect = cell.effect
+    return {
+        "exit": done.returncode, "wall_s": wall, "said": f"{cell.verdict}: {cell.reason}", "verdict": cell.verdict,
+        "gain": effect and [round(v, 5) for v in (effect.gain, effect.low, effect.high)], "p": cell.p,
+        "log_ratios": gains, "kernel_hashes": kernels, "environment": result["environment"],
+        "device": result["device"]["name"], "launch_s": [launch["wall_s"] for launch in result["launches"]],
+    }  # fmt: skip
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line's options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=("calibrate", "child", "find"))
     parser.add_argument("--out", type=Path, required=True)
@@ -106,8 +180,23 @@ def main() -> None:
     parser.add_argument("--sizes", default="1,16,128,1024")
     parser.add_argument("--lock", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args()
-    {"calibrate": calibrate, "child": child}[args.stage](args)
+    parser.add_argument("--runs", default="planted,unchanged")
+    parser.add_argument("--dose", type=int, default=1)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--graph", default="full")
+    parser.add_argument("--screen", type=int, default=3)
+    parser.add_argument("--confirm", type=int, default=8)
+    parser.add_argument("--margin", default="1%")
+    parser.add_argument("--q", default="1%")
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    """The command line."""
+    args = arguments()
+    {"calibrate": calibrate, "child": child, "find": find}[args.stage](args)
 
 
 if __name__ == "__main__":
