@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import NoReturn
 
 from moegate.errors import InfraError, MoegateError, UsageError
 from moegate.exits import Exit
 
-__all__ = ["from_os", "guard"]
+__all__ = ["from_os", "guard", "unwind_on_termination"]
 
 # What a path that somebody named can be; any other refusal of the system (no space, no descriptor) is the machine's.
 _OF_A_PATH = frozenset(
@@ -30,6 +32,17 @@ def from_os(error: OSError) -> MoegateError:
     if name is not None and error.errno in _OF_A_PATH:
         return UsageError(what, file=os.fspath(name))
     return InfraError(what if name is None else f"{os.fspath(name)}: {what}")
+
+
+def unwind_on_termination() -> None:
+    """Let SIGTERM and SIGHUP end this program through its `finally` blocks, with the exit code that they have."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(int(Exit.TERMINATED))
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` has SIGHUP ignored, and that stays
+            signal.signal(number, leave)
 
 
 def guard(program: str, command: Callable[[], object], *, interrupted: str = "") -> NoReturn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from moegate.entry import guard
+from moegate.entry import guard, unwind_on_termination
 
 __all__ = ["main"]
 
@@ -13,6 +13,7 @@ def main() -> NoReturn:
     """Run the command line; every error of ours becomes one line on standard error and its exit code."""
     from orchestrator.cli import app
 
+    unwind_on_termination()
     guard("orchestrator", app)
 
 

@@ -166,7 +166,9 @@ def _signals(stop: Callable[[str], None]) -> Iterator[list[Exit]]:
     if threading.current_thread() is not threading.main_thread():
         yield caught
         return
-    before = {number: signal.signal(number, handler) for number in codes}
+    # `nohup` has SIGHUP ignored, and that stays.
+    wanted = [number for number in codes if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP]
+    before = {number: signal.signal(number, handler) for number in wanted}
     try:
         yield caught
     finally:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from points import Hit, arm
 
-from moegate.entry import guard
+from moegate.entry import guard, unwind_on_termination
 from moegate.records import Plan
 from orchestrator.cells.base import PYTHON
 from orchestrator.commands._conclude import conclude
@@ -201,6 +201,7 @@ def _be(work: Callable[[], int], log: Path) -> None:
         os.dup2(stream, 2)
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+        unwind_on_termination()
         guard("orchestrator", work)
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 70

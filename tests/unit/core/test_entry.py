@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -92,3 +93,28 @@ def test_a_name_that_is_too_long_is_exit_2_for_every_program(tmp_path: Path, arg
     assert (done.returncode, done.stdout) == (2, "")
     assert "File name too long" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130)])
+def test_a_signal_unwinds_and_is_the_exit_code(tmp_path: Path, number: int, code: int) -> None:
+    body = (
+        "import os, sys, time; from moegate.entry import guard, unwind_on_termination; unwind_on_termination()\n"
+        "def work():\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), int(sys.argv[1])); time.sleep(60)\n"
+        "    finally:\n"
+        "        open('cleaned', 'w').close()\n"
+        "guard('prog', work)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", body, str(number)], cwd=tmp_path, timeout=30, capture_output=True)
+    assert (done.returncode, b"Traceback" in done.stderr) == (code, False)
+    assert (tmp_path / "cleaned").is_file()
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    body = (
+        "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "from moegate.entry import unwind_on_termination; unwind_on_termination()\n"
+        "assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN\n"
+    )
+    assert subprocess.run([sys.executable, "-c", body], timeout=30).returncode == 0
