@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install what the whole test suite wants from the distribution: Docker Engine, debootstrap, Chromium and its driver, venv.
+# Install what the whole test suite wants from the distribution: Docker Engine, debootstrap, Chromium and its driver, Node, venv.
 # Usage: scripts/host-packages.sh         as root on Debian or Ubuntu; does nothing for what is there.
 set -euo pipefail
 
@@ -12,6 +12,8 @@ declare -A wanted=(
     [make]=make
     [flock]=util-linux
     [tar]=tar
+    [node]=nodejs
+    [npm]=npm
 )
 missing=()
 for program in "${!wanted[@]}"; do

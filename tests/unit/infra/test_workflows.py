@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -34,6 +35,41 @@ def test_zizmor_finds_nothing_as_an_auditor() -> None:
     argv = [str(linter), "--offline", "--no-progress", "--persona", "auditor", ".github", "action.yml"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def actionlint(*paths: Path) -> subprocess.CompletedProcess[str]:
+    argv = [str(ROOT / "scripts" / "actionlint.sh"), *map(str, paths)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    if done.returncode == 3 and os.environ.get("CI") != "true":
+        pytest.skip(done.stderr.strip())
+    return done
+
+
+def test_actionlint_finds_nothing_and_would_find_something(tmp_path: Path) -> None:
+    done = actionlint()
+    assert done.returncode == 0, done.stdout + done.stderr
+    bad = tmp_path / "bad.yml"
+    bad.write_text(BAD)
+    done = actionlint(bad)
+    assert done.returncode == 1, done.stderr
+    for words in ("potentially untrusted", 'label "b61" is unknown', 'needs job "nobody"', "unexpected key"):
+        assert words in done.stdout, words
+    assert 'label "ubuntu-24.04" is unknown' not in done.stdout
+
+
+BAD = """\
+on: pull_request
+jobs:
+  one:
+    runs-on: ubuntu-24.04
+    needs: [nobody]
+    steps:
+      - run: echo ${{ github.event.pull_request.title }}
+  two:
+    runs-on: [self-hosted, b61]
+    timeout: 3
+    steps: [{run: "true"}]
+"""
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=name)
