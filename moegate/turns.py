@@ -12,6 +12,8 @@ Each mark is an empty file of this folder, so it works from a container without 
 
 from __future__ import annotations
 
+import os
+import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,21 +51,33 @@ def rounds_of(launches: Sequence[int], rounds: int) -> list[tuple[int, int]]:
 
 
 class Marks:
-    """The marks of one launch. `folder` is made where it is missing."""
+    """The marks of one launch. `folder` is made where it is missing.
+
+    The folder is opened once and links in it are not followed: a launch may write there, and whoever schedules it, with
+    other rights, must not be led elsewhere by what it puts there meanwhile.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
+        self._handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def set(self, name: str) -> None:
         """Set a mark."""
-        (self.folder / name).touch()
+        flags = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        os.close(os.open(name, flags, 0o644, dir_fd=self._handle))
 
     def has(self, name: str) -> bool:
         """Whether a mark is set."""
-        return (self.folder / name).is_file()
+        try:
+            return stat.S_ISREG(os.stat(name, dir_fd=self._handle, follow_symlinks=False).st_mode)
+        except FileNotFoundError:
+            return False
 
     def wait(self, name: str) -> None:
         """Wait for a mark, for ever: whoever scheduled this launch ends it at its deadline."""
         while not self.has(name):
             time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        os.close(self._handle)

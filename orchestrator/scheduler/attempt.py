@@ -32,12 +32,12 @@ from orchestrator.scheduler.keys import host_fingerprint
 from orchestrator.scheduler.logs import heading, keep_logs
 from orchestrator.scheduler.ratios import log_ratio
 from orchestrator.scheduler.resident import alone, explained, is_resident, run_together
+from orchestrator.scheduler.rundir import MAX_RESULT_BYTES
 from orchestrator.sources import Environment
 
 __all__ = ["run_attempt"]
 
 OWN = "moegate"  # its name among the versions of a measurement
-MAX_RESULT_BYTES = 32 << 20
 MAX_OUTPUT_BYTES = 256 << 20
 _FULL_BYTES = 256 << 10
 _VOID_EXTRA = 3  # void pairs that a stage may run again, besides half of its own number
@@ -162,18 +162,19 @@ class _Attempt:
         job = self.job
         prepared = [self._prepare(turn.arm, turn) for turn in both]
         ended = run_together(job.isolation, [spec for _, spec in prepared], job.cancel)
-        for (_, spec), turn, end in zip(prepared, both, ended, strict=True):
-            heading(job.folder / "stderr.log", spec.number, turn)
-            keep_logs(spec, job.folder)
-            self.done.commands.append(end.result.command or spec.argv)
-        # What ended first is why the other was stopped.
+        self.done.commands += [end.result.command or spec.argv for (_, spec), end in zip(prepared, ended, strict=True)]
         found = {}
-        for index in sorted(range(len(ended)), key=lambda i: ended[i].place):
-            work, spec = prepared[index]
-            try:
-                found[index] = self._believe(work, spec, ended[index].result)
-            except _Over as over:
-                raise _Over(explained(over.ending, job.cancel.is_set())) from None
+        try:
+            for index in sorted(
+                range(len(ended)), key=lambda i: ended[i].place
+            ):  # the first is why others were stopped
+                found[index] = self._believe(*prepared[index], ended[index].result)
+        except _Over as over:
+            raise _Over(explained(over.ending, job.cancel.is_set())) from None
+        finally:
+            for (_, spec), turn in zip(prepared, both, strict=True):
+                heading(job.folder / "stderr.log", spec.number, turn)
+                keep_logs(spec, job.folder)
         return [self._place(found[index], turn) for index, turn in enumerate(both)]
 
     def _say_pair(self, number: int, found: float | str, have: int, wanted: int) -> None:
@@ -279,8 +280,8 @@ class _Attempt:
             path = work.folder / name
             if not path.resolve().is_relative_to(work.folder.resolve()):
                 raise _Over(Ending("FAILED", f"declared output {name[:100]!r} leads outside its folder"))
-            if not path.is_file() or file_digest(path) != digest:
-                raise _Over(Ending("FAILED", f"declared output {name[:100]!r} is missing or differs"))
+            if not path.is_file() or path.stat().st_size > MAX_OUTPUT_BYTES or file_digest(path) != digest:
+                raise _Over(Ending("FAILED", f"declared output {name[:100]!r} is missing, too large or differs"))
         wrong = self._wrong_device(measurement)
         if wrong is None and self.kind.arms:
             wrong = wrong_proof(work, measurement) or self._wrong_source(work, measurement)

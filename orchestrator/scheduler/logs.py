@@ -21,8 +21,9 @@ def heading(log: Path, number: int, turn: Turn | None) -> None:
 
 
 def keep_logs(spec: LaunchSpec, folder: Path) -> None:
-    """Add the logs that a launch had for itself to those of its attempt."""
+    """Add the logs that a launch had for itself (`launch-NNN.stderr.log`) to those of its attempt."""
     for source in (spec.stdout, spec.stderr):
-        if source.is_file() and not source.is_symlink():
-            with (folder / source.name).open("ab") as kept:
+        if source.is_file():
+            with (folder / source.name.partition(".")[2]).open("ab") as kept:
                 kept.write(source.read_bytes())
+            source.unlink()

