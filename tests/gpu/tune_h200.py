@@ -23,6 +23,8 @@ import statistics
 import subprocess
 import sys
 import time
+import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -303,15 +305,14 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     recorded = load(args.sweep) if args.sweep is not None else None
     for stage in args.stages:
-        if stage == "exhaustive" and not args.part:
-            args.limit = min(args.limit, args.total - (time.monotonic() - began) - _AFTER_S)
-            recorded = collect(args, exhaustive(args, results))
-        elif stage == "serial":
-            results.append(serial(args))
-        elif stage == "planted":
-            results.append(planted(args))
-        else:
-            results.append(run_tune(args, stage))
+        try:
+            if stage == "exhaustive" and not args.part:
+                args.limit = min(args.limit, args.total - (time.monotonic() - began) - _AFTER_S)
+                recorded = collect(args, exhaustive(args, results))
+            else:
+                results.append({"serial": serial, "planted": planted}.get(stage, partial(run_tune, stage=stage))(args))
+        except Exception:  # one stage that fails does not lose the others
+            traceback.print_exc()
         (args.out / "results.json").write_text(json.dumps(results, indent=1))
         print(f"after {stage}: {time.monotonic() - began:.1f} s", flush=True)
     report(args, recorded, results)
