@@ -12,7 +12,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from moegate.records import RunBundle
-from reports.text import clean, one_line
+from moegate.text import clean
+from reports.text import one_line
 from reports.view import Budget, build_page
 from reports.view.changes import anchor_for
 

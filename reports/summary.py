@@ -10,10 +10,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from moegate.exits import rank
+from moegate.exits import Exit, rank
 from moegate.records import RunBundle
 from moegate.records.findings import Finding
-from reports.text import clean, one_line, tail, value
+from moegate.text import MOST_ANNOTATIONS, workflow_command
+from reports.text import one_line, tail, value
 from reports.view.joined import Joined, gain_of, join, predicted_of, span_of
 from reports.view.page import INTERPRETER_NOTE
 from reports.words import LOOKS
@@ -25,7 +26,6 @@ MAX_BYTES = 1024 * 1024 - 4096
 
 _SPECIAL = re.compile(r"[\\`*_{}\[\]<>()#|~@:&$!\"'=^]|www\.")
 _ROOM_FOR_DETAILS = 400 * 1024
-_PER_STEP = 10
 _HEADINGS = {0: "✅ passes", 1: "❌ fails", 2: "❌ an input is wrong", 3: "⛔ incomplete", 4: "❓ undecided"}
 
 
@@ -133,35 +133,31 @@ def _table(cells: list[Joined]) -> str:
 def annotate(bundle: RunBundle) -> list[str]:
     """Return workflow commands for what decided the run: at most 10 errors and 10 warnings, GitHub's limit per step."""
     labels = {cell.id: cell.label for cell in bundle.plan.cells}
-    errors = [reason for reason in bundle.gate.reasons if reason.exit in (1, 2, 3)]
-    warnings = [reason for reason in bundle.gate.reasons if reason.exit not in (1, 2, 3)]
-    lines = []
-    for level, reasons in (("error", errors), ("warning", warnings)):
-        for reason in reasons[:_PER_STEP]:
-            title = labels.get(reason.cell or "", "moegate gate")
-            lines.append(_command(level, reason.message, title=title))
-    return lines
+    failing = (Exit.REGRESSION, Exit.USAGE, Exit.INFRA)
+    levels = {
+        "error": [reason for reason in bundle.gate.reasons if reason.exit in failing],
+        "warning": [reason for reason in bundle.gate.reasons if reason.exit not in failing],
+    }
+    return [
+        workflow_command(level, reason.message, title=labels.get(reason.cell or "", "moegate gate"))
+        for level, reasons in levels.items()
+        for reason in reasons[:MOST_ANNOTATIONS]
+    ]
 
 
 def annotate_findings(findings: Iterable[Finding]) -> list[str]:
-    """Return workflow commands for findings of the check, errors first, at most 10 of each level."""
-    rows = list(findings)
-    lines = []
-    for level, severities in (("error", ("error",)), ("warning", ("warning", "note"))):
-        for finding in [row for row in rows if row.severity in severities][:_PER_STEP]:
-            message = f"{finding.message} (fix: {finding.fix})" if finding.fix else finding.message
-            lines.append(_command(level, message, file=finding.file, line=str(finding.line), title=finding.rule))
-    return lines
-
-
-def _command(level: str, message: str, **properties: str) -> str:
-    fields = ",".join(f"{name}={_escape_property(shown)}" for name, shown in properties.items() if shown)
-    return f"::{level} {fields}::{_escape(one_line(message, 600))}"
-
-
-def _escape(text: str) -> str:
-    return clean(text).replace("##[", "# #[").replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _escape_property(text: str) -> str:
-    return _escape(one_line(text, 200)).replace(":", "%3A").replace(",", "%2C")
+    """Return workflow commands for findings of the check, on their lines: at most 10 of each level."""
+    levels: dict[str, list[Finding]] = {"error": [], "warning": [], "notice": []}
+    for finding in findings:
+        levels["notice" if finding.severity == "note" else finding.severity].append(finding)
+    return [
+        workflow_command(
+            level,
+            f"{finding.message} (fix: {finding.fix})" if finding.fix else finding.message,
+            file=finding.file,
+            line=str(finding.line),
+            title=finding.rule,
+        )
+        for level, rows in levels.items()
+        for finding in rows[:MOST_ANNOTATIONS]
+    ]

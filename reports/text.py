@@ -1,8 +1,7 @@
-"""Make text that others wrote harmless, and numbers readable.
+"""Cut text to size, and make numbers readable.
 
-Labels, model ids, branch names and logs are written by whoever is being measured. Everything that a report prints goes
-through `clean`: it removes what could drive a terminal, reorder what a person reads, or break an XML or UTF-8 file.
-Escaping for the format (HTML, XML, Markdown) comes after it and is the writer's own job.
+Everything that a report prints and that others wrote goes through `moegate.text.clean` first. Escaping for the format
+(HTML, XML, Markdown) comes after it and is the writer's own job.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
+from moegate.text import clean
+
 __all__ = [
-    "clean",
     "clip",
     "count",
     "duration",
@@ -28,30 +28,7 @@ __all__ = [
 ]
 
 MINUS, DASH, TIMES = "\N{MINUS SIGN}", "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
-_ESCAPE_SEQUENCES = re.compile(
-    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement
-    "|(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]{0,999}(?:\x07|\x1b\\\\|\x9c)?"  # OSC, DCS and their kin
-    "|\x1b[ -/]*[0-~]?"
-)
-# Bidirectional controls and invisible joiners reorder or hide what a person reads; line separators break scripts.
-_INVISIBLE = re.compile("[\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]")
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_NOT_TEXT = re.compile("[\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 _SLUG = re.compile(r"[^a-zA-Z0-9_.-]+")
-
-
-def clean(text: str) -> str:
-    """Return `text` without escape sequences, control, bidirectional or invisible characters and lone surrogates.
-
-    Newlines and tabs stay; CR LF and lone CR become newlines; what is no character becomes U+FFFD.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    text = _ESCAPE_SEQUENCES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
-    text = _CONTROLS.sub("", text)
-    if text.isascii():
-        return text
-    return _NOT_TEXT.sub("\N{REPLACEMENT CHARACTER}", _INVISIBLE.sub("", text))
 
 
 def clip(text: str, limit: int) -> str:

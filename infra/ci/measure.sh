@@ -12,7 +12,7 @@ cd "$here"
 mkdir -p "$(dirname "$out")"
 infra/host/health.sh | tee "$(dirname "$out")/health-before.txt"
 status=0
-.venv/bin/orchestrator run "$matrix" --out "$out" "$@" || status=$?
+.venv/bin/orchestrator run "$matrix" --out "$out" --github "$@" || status=$?
 infra/host/health.sh | tee "$(dirname "$out")/health-after.txt" || status=3
 echo "orchestrator run: exit $status"
 # 0, 1 and 4 are verdicts; the verdict job decides on its own, from the results. Anything else is this host's failure.

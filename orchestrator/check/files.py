@@ -18,6 +18,7 @@ from moegate.configs.values import DENSE_FIELDS, FIELDS, is_batch_size, problems
 from moegate.devices import Device
 from moegate.errors import UsageError
 from moegate.records.findings import Finding
+from moegate.text import plain
 from orchestrator.check.rules import finding
 from orchestrator.check.trees import Entry
 
@@ -87,8 +88,8 @@ def check_bytes(entry: Entry, shown: str, engine: EngineLookup, content: bytes) 
 
 def digest_of(data: Any) -> str:
     """What two files share that hold the same configs, in whatever order and layout."""
-    plain = {k: v for k, v in data.items() if k != "triton_version"} if isinstance(data, dict) else data
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+    counted = {k: v for k, v in data.items() if k != "triton_version"} if isinstance(data, dict) else data
+    return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
 
 
 def _parse(content: bytes, shown: str) -> tuple[str, Any, Finding | None]:
@@ -243,8 +244,3 @@ def shown_path(path: Path, start: Path) -> str:
     inside = os.path.relpath(absolute, start)
     text = (absolute if inside.startswith("..") else inside).replace(os.sep, "/")
     return plain(os.fsencode(text).decode("utf-8", "backslashreplace"))
-
-
-def plain(text: str) -> str:
-    """`text` with control characters and lone surrogates written out, so that no name can steer a terminal or a log."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,4 +1,4 @@
-"""Findings for people and machines: text, JSON, GitHub annotations, and a Measurement for check cells."""
+"""Findings for people and machines: text, JSON, and a Measurement for check cells."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 from moegate.records import Case, DeviceIdentity, Measurement, to_json
 from moegate.records.findings import CheckResult, Finding
-from orchestrator.check.files import plain
+from moegate.text import plain
 from orchestrator.check.rules import BY_ID, RULES
 
 _COLOURS: Mapping[str, str] = {"error": "\x1b[31;1m", "warning": "\x1b[33m", "note": "\x1b[36m"}
 _DIM, _OFF = "\x1b[2m", "\x1b[0m"
-_GITHUB: Mapping[str, str] = {"error": "error", "warning": "warning", "note": "notice"}
 _TOP = 12
 
 
@@ -83,23 +82,6 @@ def _accepted(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         yield f"dispatch changes that the lock file accepts: {len(listed)}"
         yield from (f"  {row['words']}" for row in listed)
         yield ""
-
-
-def as_annotations(result: CheckResult) -> str:
-    """GitHub workflow commands, one per finding, so that they show beside the changed lines."""
-    return "".join(
-        f"::{_GITHUB[item.severity]} file={_property(item.file)},line={item.line},title={_property(item.rule)}::"
-        f"{_data(plain(f'{item.message} (fix: {item.fix})'))}\n"
-        for item in result.findings
-    )
-
-
-def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def as_measurement(result: CheckResult) -> Measurement:

@@ -10,6 +10,7 @@ from moegate.errors import InfraError, UsageError
 from moegate.paths import write_atomic
 from moegate.records import GateResult, Plan, RunBundle
 from orchestrator.bundle import read_run
+from orchestrator.commands._output import annotate
 from orchestrator.compare import compare
 from orchestrator.gate import gate
 from orchestrator.history import remember
@@ -70,8 +71,10 @@ def bundle_of(rundir: Path) -> RunBundle:
     )
 
 
-def conclude(rundir: Path) -> GateResult:
+def conclude(rundir: Path, *, github: bool = False) -> GateResult:
     """Judge a run and write comparison.json, gate.json and every report into its directory.
+
+    github: also print annotations for what decided it.
 
     Raises:
         InfraError: the directory cannot be written.
@@ -84,6 +87,10 @@ def conclude(rundir: Path) -> GateResult:
             write_atomic(rundir / name, render(bundle))
     except OSError as error:
         raise InfraError(f"{rundir}: the reports cannot be written: {error.strerror}") from error
+    if github:
+        from reports import summary
+
+        annotate(summary.annotate(bundle))
     return bundle.gate
 
 

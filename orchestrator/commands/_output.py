@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from collections.abc import Iterable
+from typing import Annotated, Any
 
-__all__ = ["emit_json", "plain", "say", "table"]
+import typer
+
+__all__ = ["Github", "annotate", "emit_json", "say", "table"]
+
+
+Github = Annotated[bool, typer.Option("--github", help="Print GitHub annotations too: 10 errors, 10 warnings.")]
+"""The option of every command whose answer can show beside the lines of a pull request."""
 
 
 def emit_json(document: Any) -> None:
@@ -14,9 +21,10 @@ def emit_json(document: Any) -> None:
     print(json.dumps(document, indent=1, ensure_ascii=True, allow_nan=False))
 
 
-def plain(text: str) -> str:
-    """One line without control characters: what logs and branch names put into a message stays inert on a terminal."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+def annotate(lines: Iterable[str]) -> None:
+    """Print workflow commands, to standard error: GitHub reads both streams, and `--json` owns the other one."""
+    for line in lines:
+        say(line)
 
 
 def say(text: str) -> None:

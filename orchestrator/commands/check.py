@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator.commands._output import Github
+
 if TYPE_CHECKING:
     from moegate.records.findings import CheckResult
     from orchestrator.check.run import Options
@@ -65,7 +67,7 @@ def check(
     sarif: Annotated[Path | None, typer.Option(metavar="FILE", help="Write findings as SARIF.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a Measurement (for a check cell).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    github: Annotated[bool, typer.Option("--github", help="Print GitHub annotations too.")] = False,
+    github: Github = False,
     limit: Annotated[int, typer.Option(min=0, help="Findings shown per rule; 0 shows all.")] = 0,
 ) -> None:
     """Check config files, model configs and dispatch; exit 1 on any error."""
@@ -159,18 +161,17 @@ def _print(result: CheckResult, *, as_json: bool, github: bool, limit: int) -> N
     import sys
 
     from orchestrator.check import output
+    from orchestrator.commands._output import annotate, emit_json
 
     if as_json:
-        from orchestrator.commands._output import emit_json
-
         emit_json(output.as_json(result))
-        if github:
-            sys.stderr.write(output.as_annotations(result))
-        return
-    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    sys.stdout.write(output.as_text(result, colour=colour, limit=limit))
+    else:
+        colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        sys.stdout.write(output.as_text(result, colour=colour, limit=limit))
     if github:
-        sys.stdout.write(output.as_annotations(result))
+        from reports.summary import annotate_findings
+
+        annotate(annotate_findings(result.findings))
 
 
 def _listed(values: list[str] | None) -> list[str]:

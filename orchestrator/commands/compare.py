@@ -36,8 +36,9 @@ def compare_command(
     Exit 0: nothing regressed; 1: a cell regressed; 2: nothing could be compared; 3: some cells were refused.
     """
     from moegate.records import to_json
+    from moegate.text import plain
     from orchestrator.bundle import read_run
-    from orchestrator.commands._output import emit_json, plain
+    from orchestrator.commands._output import emit_json
     from orchestrator.compare.across import compare_runs
 
     result = compare_runs(read_run(run_a), read_run(run_b))

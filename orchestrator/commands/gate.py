@@ -10,7 +10,8 @@ import typer
 
 from moegate.errors import UsageError
 from moegate.exits import Exit
-from orchestrator.commands._output import emit_json, plain
+from moegate.text import plain
+from orchestrator.commands._output import emit_json
 
 if TYPE_CHECKING:
     from moegate.records import GateResult

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.commands._output import emit_json, plain
+from moegate.text import plain
+from orchestrator.commands._output import emit_json
 
 if TYPE_CHECKING:
     from orchestrator.history import CellRow, RunRow

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.commands._output import Github
+
 __all__ = ["register"]
 
 
@@ -18,13 +20,14 @@ def register(app: typer.Typer) -> None:
 def report(
     rundir: Annotated[Path, typer.Argument(metavar="RUNDIR", help="A run directory.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the gate's result as JSON.")] = False,
+    github: Github = False,
 ) -> None:
     """Write report.html, junit.xml, results.sarif and summary.md of a run, finished or not."""
     from moegate.records import to_json
     from orchestrator.commands._conclude import conclude
     from orchestrator.commands._output import emit_json
 
-    verdict = conclude(rundir.resolve())
+    verdict = conclude(rundir.resolve(), github=github)
     if as_json:
         emit_json({**to_json(verdict), "report": str(rundir / "report.html")})
         return

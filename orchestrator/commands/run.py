@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.commands._load import Settings
+from orchestrator.commands._output import Github
 
 if TYPE_CHECKING:
     from moegate.records import Plan
@@ -33,6 +34,7 @@ def run(
     isolation: Annotated[str | None, typer.Option(metavar="auto|docker|process", help="Overrides the pools.")] = None,
     settings: Settings = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the gate's result as JSON.")] = False,
+    github: Github = False,
 ) -> None:
     """Plan a matrix, run its cells, compare the arms, gate, and write the reports."""
     from moegate.errors import UsageError
@@ -63,7 +65,7 @@ def run(
     from moegate.records import to_json
     from orchestrator.commands._conclude import conclude
 
-    verdict = conclude(path.resolve())
+    verdict = conclude(path.resolve(), github=github)
     if as_json:
         emit_json({**to_json(verdict), "run": str(path), "report": str(path / "report.html")})
     else:

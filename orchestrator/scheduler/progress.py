@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 import time
 from typing import TextIO
 
 from moegate.records import Plan, PlannedCell, State
+from moegate.text import plain
 from orchestrator.pools.slots import Slot
 from orchestrator.scheduler.job import AttemptDone
 
-__all__ = ["Progress", "clean", "duration"]
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-
-
-def clean(text: str) -> str:
-    """Text that cannot move the cursor, colour the terminal or reorder what is read."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\n", " "))
-
+__all__ = ["Progress", "duration"]
 
 def duration(seconds: float) -> str:
     """`41s`, `3m05s`, `2h07m`."""
@@ -107,7 +99,7 @@ class Progress:
         with self._mutex:
             try:
                 erase, bar = ("\r\x1b[K", self._bar()) if self._terminal else ("", "")
-                self._stream.write(f"{erase}[{duration(time.monotonic() - self._began):>6}] {clean(text)}\n{bar}")
+                self._stream.write(f"{erase}[{duration(time.monotonic() - self._began):>6}] {plain(text)}\n{bar}")
                 self._stream.flush()
             except (OSError, ValueError):
                 self._quiet = True

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from reports.text import clean
+from moegate.text import clean
 
 __all__ = ["Scale", "dots", "el", "figure", "gain_ticks", "log_gain", "n", "nice_ticks", "path", "text"]
 

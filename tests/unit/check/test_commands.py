@@ -53,7 +53,7 @@ def test_check_as_text_json_sarif_annotations_and_measurement(repo: Any, tmp_pat
     name = "kernels/configs/triton_3_8_0/E=64,N=896,device_name=NVIDIA_H200_down.json"
     assert f"  {name}:3: batch size 1: down has BLOCK_SIZE_M 64" in done.stdout
     assert "error: pair-block-m-differ (1)" in done.stdout
-    assert f"::error file={name.replace(',', '%2C')},line=3,title=pair-block-m-differ::" in done.stdout
+    assert f"::error file={name.replace(',', '%2C')},line=3,title=pair-block-m-differ::" in done.stderr
     assert "Traceback" not in done.stderr
     [result] = json.loads(sarif.read_text())["runs"][0]["results"]
     assert result["ruleId"] == "pair-block-m-differ"
@@ -156,7 +156,8 @@ def test_hostile_file_names_reach_no_terminal(repo: Any) -> None:
     done = orchestrator("check", "--configs", repo.configs, "--github", cwd=repo.root)
     assert done.returncode == 1
     assert "\x1b" not in done.stdout
-    assert "\n::error::x" not in done.stdout
+    assert "\n::error::x" not in done.stdout + done.stderr
+    assert "\x1b" not in done.stderr
     assert "Traceback" not in done.stderr
     assert (
         document(orchestrator("check", "--configs", repo.configs, "--json", cwd=repo.root))["counts"]["unparsable-name"]

@@ -168,7 +168,3 @@ def test_the_selftest_prints_the_contract_s_document() -> None:
     assert document["power"] > 0.9
     text = invoke(*arguments).stdout
     assert "of 10 A/A runs" in text
-
-
-def test_messages_cannot_move_the_terminal() -> None:
-    assert command.plain("a\x1b[2Jb\n::error::c\u202e") == "a�[2Jb�::error::c�"

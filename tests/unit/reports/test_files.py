@@ -196,4 +196,4 @@ def test_annotations_stay_within_ten_and_ten(red: RunBundle) -> None:
 
 def test_annotation_escapes() -> None:
     (line,) = summary.annotate_findings([Finding("r", "note", "a,b:c%.json", 4, "50 % of\nx", "")])
-    assert line == "::warning file=a%2Cb%3Ac%25.json,line=4,title=r::50 %25 of x"
+    assert line == "::notice file=a%2Cb%3Ac%25.json,line=4,title=r::50 %25 of x"

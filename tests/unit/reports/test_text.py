@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moegate.text import clean
 from reports.text import (
     DASH,
     MINUS,
     TIMES,
-    clean,
     clip,
     count,
     duration,
