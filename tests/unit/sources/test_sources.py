@@ -29,9 +29,8 @@ class Starter:
 
     def __call__(self, argv: tuple[str, ...], writes: Path, reads: Sequence[Path]) -> LaunchResult:
         self.started += 1
-        done = subprocess.run(
-            [sys.executable if part == PYTHON else part for part in argv], check=False, cwd=writes, stdin=subprocess.DEVNULL
-        )  # fmt: skip
+        real = [sys.executable if part == PYTHON else part for part in argv]
+        done = subprocess.run(real, check=False, cwd=writes, stdin=subprocess.DEVNULL)
         return LaunchResult(done.returncode)
 
 
