@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -108,3 +109,32 @@ def test_a_damaged_journal_is_no_verdict(received: Path) -> None:
     data[len(data) // 3] ^= 1
     journal.write_bytes(data)
     assert judge(received)[0] == 3
+
+
+# The history of nights
+
+
+def remember(folder: Path, revision: str = "a" * 40) -> subprocess.CompletedProcess[str]:
+    """Two runs of a night, of which only one was received."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "GITHUB_STEP_SUMMARY": str(folder / "summary")}
+    argv = [str(ROOT / "infra/ci/history.sh"), "history.sqlite", revision, "run", "nothing"]
+    return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_night_is_remembered_once(received: Path) -> None:
+    for word in ("imported", "already there"):
+        done = remember(received)
+        assert done.returncode == 0, done.stderr
+        assert word in done.stdout
+        assert "nothing: nothing was received" in done.stdout
+    assert done.stdout.count("exit 0") == 1
+    assert "verdict:" in (received / "summary").read_text()
+
+
+def test_a_night_that_cannot_be_believed_is_left_out_and_said(received: Path) -> None:
+    (received / "run" / "plan.json").write_text("{}")
+    done = remember(received)
+    assert done.returncode == 1
+    assert "left out" in done.stderr
+    assert remember(received, "main").returncode == 2

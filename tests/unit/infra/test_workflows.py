@@ -118,8 +118,20 @@ def test_a_skipped_or_cancelled_measurement_is_judged(file: str) -> None:
     jobs = load(ROOT / ".github" / "workflows" / file)["jobs"]
     last = jobs["verdict"]
     assert last["if"] == "always()"
-    assert set(last["needs"]) == set(jobs) - {"verdict"}
+    assert set(last["needs"]) == set(jobs) - {"verdict", "history"}
     assert any("infra/ci/verdict.py" in step.get("run", "") for step in last["steps"])
+
+
+def test_every_night_goes_into_the_history_that_the_night_before_left() -> None:
+    job = load(ROOT / ".github" / "workflows" / "nightly.yml")["jobs"]["history"]
+    assert job["if"] == "always()"
+    restored, saved = (
+        next(step["with"] for step in job["steps"] if step.get("uses", "").startswith(f"actions/cache/{what}@"))
+        for what in ("restore", "save")
+    )
+    assert restored["path"] == saved["path"] == "history.sqlite"
+    assert restored["key"] == saved["key"], "a new name each night, because a cache is never overwritten"
+    assert saved["key"].startswith(restored["restore-keys"])
 
 
 def test_the_action_passes_inputs_through_the_environment() -> None:
