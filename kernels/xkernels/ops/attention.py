@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 
 from xkernels.ops._details import attention as _k
-from xkernels.ops._details.common import next_power_of_2
+from xkernels.ops._details.common import cdiv, next_power_of_2
+
+_BLOCK = 64  # cached tokens that a program reads at once
+_SPLITS = 8  # programs that share a sequence: at one sequence its heads alone leave most of a device idle
 
 
 def decode_attention(
@@ -30,11 +33,17 @@ def decode_attention(
     out = torch.empty(batch, heads, dv, dtype=q.dtype, device=q.device)
     if out.numel() == 0:
         return out
-    _k.decode[(batch, heads)](
-        q, k_cache, v_cache, slots, lengths, out, d**-0.5 if scale is None else scale, slots.stride(0), q.stride(0),
-        q.stride(1), k_cache.stride(0), k_cache.stride(1), v_cache.stride(0), v_cache.stride(1), out.stride(0),
-        out.stride(1), GROUP=heads // k_cache.shape[1], D=d, DV=dv, D_BLOCK=next_power_of_2(d),
-        DV_BLOCK=next_power_of_2(dv), BLOCK=64, num_warps=4,
+    splits, wide = max(1, min(_SPLITS, cdiv(slots.shape[1], _BLOCK))), next_power_of_2(dv)
+    part = torch.empty(batch, heads, splits, wide, dtype=torch.float32, device=q.device)
+    peaks, totals = (torch.empty(batch, heads, splits, dtype=torch.float32, device=q.device) for _ in range(2))
+    _k.decode_part[(batch, heads, splits)](
+        q, k_cache, v_cache, slots, lengths, part, peaks, totals, d**-0.5 if scale is None else scale, slots.stride(0),
+        q.stride(0), q.stride(1), k_cache.stride(0), k_cache.stride(1), v_cache.stride(0), v_cache.stride(1), splits,
+        GROUP=heads // k_cache.shape[1], D=d, DV=dv, D_BLOCK=next_power_of_2(d), DV_BLOCK=wide, BLOCK=_BLOCK,
+        MOST=_SPLITS, num_warps=4,
+    )  # fmt: skip
+    _k.decode_sum[(batch, heads)](
+        part, peaks, totals, out, splits, out.stride(0), out.stride(1), DV=dv, DV_BLOCK=wide, MOST=_SPLITS, num_warps=1,
     )  # fmt: skip
     return out
 

@@ -60,9 +60,9 @@ def topk(logits: torch.Tensor, router: Router, bias: torch.Tensor | None = None)
     rows = max(1, min(32, 2048 // columns))
     _k.choose[(cdiv(tokens, rows),)](
         logits, bias, weights, ids, tokens, logits.stride(0), logits.stride(1), float(router.scale or 1.0),
-        1.0 / router.shared_scale, EXPERTS=experts, COLUMNS=columns, ROWS=rows, TOPK=router.topk, WIDTH=width,
-        SCORING=router.scoring, RENORM=router.renormalize, HAS_BIAS=bias is not None, GROUPS=router.groups,
-        TOP_GROUPS=router.top_groups, EPS=_EPS, num_warps=4,
+        1.0 / router.shared_scale, EXPERTS=experts, COLUMNS=columns, ROWS=rows, TOPK=router.topk,
+        SLOTS=next_power_of_2(router.topk), WIDTH=width, SCORING=router.scoring, RENORM=router.renormalize,
+        HAS_BIAS=bias is not None, GROUPS=router.groups, TOP_GROUPS=router.top_groups, EPS=_EPS, num_warps=4,
     )  # fmt: skip
     return weights, ids
 

@@ -78,6 +78,8 @@ def options(config: Mapping[str, Any], device: torch.Tensor, num_warps: int = 4)
     out.setdefault("num_warps", num_warps)
     if overlaps(config, device):
         out["launch_pdl"] = True
+    if "MAX_REGISTERS" in config:
+        out["maxnreg"] = int(config["MAX_REGISTERS"])
     return out
 
 
@@ -111,16 +113,14 @@ def up_projection(
     inline = block and _inline(config, block_k)
     tiles = _quant_tiles(e, config, down or config)
     xq, xs, xs_m = _quantize_input(x, e, inline, overlaps(config, x))
-    # the interpreter warns of arithmetic on rows that nobody wrote: the padding that HALVE skips
-    make = torch.zeros if is_interpreted() else torch.empty
-    out = make(rows, n2 // 2, dtype=e.w1.dtype if tiles else x.dtype, device=x.device)
+    out = torch.empty(rows, n2 // 2, dtype=e.w1.dtype if tiles else x.dtype, device=x.device)
     scale = torch.empty(e.padded // BLOCK_K, rows, dtype=torch.float32, device=x.device) if tiles else None
     tma = _tma(config, e.w1)
     w1 = e.descriptors.get("w1", e.w1, block_n, block_k // _pack(e)) if tma else e.w1
     paired = block and e.scheme.block is not None and e.scheme.block[0] % (block_n // 2) == 0
     paired = paired and e.intermediate % BLOCK_K == 0
     per_unit = 0 if block else _programs(config, _SCHEMES[e.scheme.kind], e.w1.element_size(), x)
-    per_unit = 0 if tiles == 2 or _halve(config) else int(config.get("PROGRAMS", per_unit))
+    per_unit = 0 if tiles == 2 else int(config.get("PROGRAMS", per_unit))
     _k.up_gemm[_grid(per_unit, cdiv(rows, block_m) * cdiv(n2, block_n * max(1, tiles)), x)](
         xq, xs, w1, e.w1_scale, e.b1, out, scale, weights, alignment.sorted_ids, alignment.expert_ids,
         alignment.num_post_padded, e.w1, slots, n2, k, xq.stride(0), xq.stride(1), xs_m, e.w1.stride(0), e.w1.stride(1),
@@ -129,7 +129,7 @@ def up_projection(
         EVEN_N=n2 % block_n == 0, EVEN_K=k % block_k == 0, SCHEME=_SCHEMES[e.scheme.kind],
         SCALES="two" if paired else "each", INLINE=inline, QUANT_OUT=tiles, SWAP=_swap(config),
         HAS_BIAS=e.b1 is not None, MUL_WEIGHT=weight_on_input, PDL=overlaps(config, x),
-        LINES=_lines(config) if block and not inline else 0, FLATTEN=per_unit > 0, HALVE=_halve(config),
+        LINES=_lines(config) if block and not inline else 0, FLATTEN=per_unit > 0,
         **e.activation.constexprs(), **options(config, x),
     )  # fmt: skip
     return Rows(out, scale, (1, rows)) if tiles else Rows(out)
@@ -159,16 +159,16 @@ def down_projection(
     a_tma = tma and not inline and can_describe(hidden.values) and k == hidden.values.shape[1]
     h = make_descriptor(hidden.values, block_m, block_k) if a_tma else hidden.values
     one = block and e.scheme.block is not None and e.scheme.block[0] % block_n == 0
-    per_unit = 0 if _halve(config) else _programs(config, _SCHEMES[e.scheme.kind], e.w2.element_size(), weights)
+    per_unit = _programs(config, _SCHEMES[e.scheme.kind], e.w2.element_size(), weights)
     _k.down_gemm[_grid(per_unit, cdiv(rows, block_m) * cdiv(n, block_n), weights)](
         h, hidden.scale, w2, e.w2_scale, e.b2, out, weights, alignment.sorted_ids, alignment.expert_ids,
-        alignment.num_post_padded, e.w2, hidden.values, tokens * topk, n, k, hidden.values.stride(0),
+        alignment.num_post_padded, tokens * topk, n, k, hidden.values.stride(0),
         *hidden.scale_strides, e.w2.stride(0), e.w2.stride(1), *_scale_strides(e.w2_scale), out.stride(1),
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=int(config.get("GROUP_SIZE_M", 1)),
         GROUP_N=BLOCK_K, GROUP_K=BLOCK_K, A_TMA=a_tma, W_TMA=tma, EVEN_N=n % block_n == 0,
         EVEN_K=k % block_k == 0, SCHEME=_SCHEMES[e.scheme.kind], SCALES="one" if one else "each", INLINE=inline,
         SWAP=_swap(config), HAS_BIAS=e.b2 is not None, MUL_WEIGHT=not weight_on_input,
-        PDL=overlaps(config, weights), LINES=_lines(config), FLATTEN=per_unit > 0, HALVE=_halve(config),
+        PDL=overlaps(config, weights), FLATTEN=per_unit > 0,
         **options(config, weights),
     )  # fmt: skip
     return out
@@ -215,13 +215,8 @@ def _quant_tiles(e: PreparedExperts, up: Mapping[str, Any], down: Mapping[str, A
     return tiles if bool(up.get("QUANT_OUT", tiles == 1 or int(up["BLOCK_SIZE_M"]) > _INLINE_ROWS)) else 0
 
 
-def _halve(config: Mapping[str, Any]) -> bool:
-    """Whether a block whose second half is padding is computed as half a block."""
-    return bool(config.get("HALVE", False)) and int(config["BLOCK_SIZE_M"]) >= 32
-
-
 def _lines(config: Mapping[str, Any]) -> int:
-    """Lines of 128 bytes of each weight row that a program asks for before it waits for its predecessor."""
+    """Lines of 128 bytes of each weight row that the up projection asks for while its activations are quantised."""
     return int(config.get("LINES", 0))
 
 

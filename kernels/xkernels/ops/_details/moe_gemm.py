@@ -10,10 +10,10 @@ The number of tokens enters as run-time integers that are not specialised: one c
 SCHEME says how weights are quantised: `none`; `row` (FP8, one scale per weight row, one per activation row);
 `block` (FP8, scales per GROUP_K columns); `mxfp4` (4-bit pairs with a scale per 32 columns). INLINE quantises the
 activation tile inside the loop. SWAP makes the weights the left operand, so that the matrix unit's long side is not
-wasted on a handful of tokens. PDL lets a kernel start while its predecessor drains, and LINES of 128 bytes of each of
-its weight rows are then asked for before it waits: weights depend on no other kernel. With FLATTEN a program walks the
-tiles that its number and the grid's size give it, and the two loops become one, so that a tile's first loads are under
-way while the tile before it finishes. With HALVE a block whose second half is padding is computed as half a block.
+wasted on a handful of tokens. PDL lets a kernel start while its predecessor drains; LINES of 128 bytes of each of the
+up projection's weight rows are asked for before it waits for the quantised activations. With FLATTEN a program walks
+the tiles that its number and the grid's size give it, and the two loops become one, so that a tile's first loads are
+under way while the tile before it finishes.
 """
 
 from __future__ import annotations
@@ -225,8 +225,8 @@ def up_gemm(x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, ex
             GROUP: tl.constexpr, GROUP_N: tl.constexpr, GROUP_K: tl.constexpr, W_TMA: tl.constexpr,
             EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SCHEME: tl.constexpr, SCALES: tl.constexpr,
             INLINE: tl.constexpr, QUANT_OUT: tl.constexpr, SWAP: tl.constexpr, HAS_BIAS: tl.constexpr,
-            MUL_WEIGHT: tl.constexpr, PDL: tl.constexpr, LINES: tl.constexpr, FLATTEN: tl.constexpr,
-            HALVE: tl.constexpr, ACT: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):  # fmt: skip
+            MUL_WEIGHT: tl.constexpr, PDL: tl.constexpr, LINES: tl.constexpr, FLATTEN: tl.constexpr, ACT: tl.constexpr,
+            ALPHA: tl.constexpr, LIMIT: tl.constexpr):  # fmt: skip
     """out[row] = activation(x[token of row] @ w[expert].T + bias[expert]); N2 counts interleaved weight rows.
 
     `weights` is the tensor that `w` may be a descriptor of. LINES > 0 only where the predecessor is this layer's own:
@@ -255,21 +255,10 @@ def up_gemm(x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, ex
         pid_m, pid_n, expert = _own_tile(tl.program_id(0), post, experts, sorted_ids, num_n, num_valid, BLOCK_M, GROUP)
         if expert < 0:
             return
-        short = False
-        if HALVE:
-            short = tl.load(sorted_ids + pid_m * BLOCK_M + BLOCK_M // 2) >= num_valid
-        if short:
-            _up_tile(2 * pid_m, pid_n, expert, x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids,
-                     num_valid, N2, K, stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn,
-                     stride_wsk, stride_out, stride_os, TOPK, BLOCK_M // 2, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA,
-                     EVEN_N, EVEN_K, SCHEME, SCALES, INLINE, QUANT_OUT, SWAP, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA,
-                     LIMIT)  # fmt: skip
-        else:
-            _up_tile(pid_m, pid_n, expert, x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids,
-                     num_valid, N2, K, stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn,
-                     stride_wsk, stride_out, stride_os, TOPK, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA,
-                     EVEN_N, EVEN_K, SCHEME, SCALES, INLINE, QUANT_OUT, SWAP, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA,
-                     LIMIT)  # fmt: skip
+        _up_tile(pid_m, pid_n, expert, x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, num_valid, N2,
+                 K, stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk,
+                 stride_out, stride_os, TOPK, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA, EVEN_N, EVEN_K,
+                 SCHEME, SCALES, INLINE, QUANT_OUT, SWAP, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA, LIMIT)  # fmt: skip
 
 
 @helper
@@ -329,17 +318,16 @@ def _down_tile(pid_m, pid_n, expert, h, h_scale, w, w_scale, bias, out, weight, 
 
 
 @triton.jit(do_not_specialize=["num_valid", "stride_hsk"])
-def down_gemm(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, post, weights, rows, num_valid, N, K,
-              stride_h, stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, stride_out,
+def down_gemm(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, post, num_valid, N, K, stride_h,
+              stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, stride_out,
               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
               GROUP_N: tl.constexpr, GROUP_K: tl.constexpr, A_TMA: tl.constexpr, W_TMA: tl.constexpr,
               EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SCHEME: tl.constexpr, SCALES: tl.constexpr,
               INLINE: tl.constexpr, SWAP: tl.constexpr, HAS_BIAS: tl.constexpr, MUL_WEIGHT: tl.constexpr,
-              PDL: tl.constexpr, LINES: tl.constexpr, FLATTEN: tl.constexpr, HALVE: tl.constexpr):  # fmt: skip
+              PDL: tl.constexpr, FLATTEN: tl.constexpr):  # fmt: skip
     """out[token, slot] = (h[row] @ w[expert].T + bias[expert]) * router weight; blocks of no expert write zeros.
 
-    `weights` and `rows` are the tensors that `w` and `h` may be descriptors of. The alignment is older than the
-    predecessor, which has waited: it may be read before waiting.
+    The alignment is older than the predecessor, which has waited: it may be read before waiting.
     """
     num_n = (N + BLOCK_N - 1) // BLOCK_N
     if FLATTEN:
@@ -358,28 +346,16 @@ def down_gemm(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, po
                        EVEN_N, EVEN_K, SCHEME, SCALES, INLINE, SWAP, HAS_BIAS, MUL_WEIGHT)  # fmt: skip
     else:
         pid_m, pid_n, expert = _own_tile(tl.program_id(0), post, experts, sorted_ids, num_n, num_valid, BLOCK_M, GROUP)
-        if PDL and LINES > 0:
-            if expert >= 0:
-                _ahead(weights, expert, pid_n * BLOCK_N, N, K, stride_we, stride_wn, BLOCK_N, LINES, SCHEME)
         wait_dependencies(PDL)
         launch_dependents(PDL)
         if expert == -1:
             _zero_tile(out, sorted_ids, pid_m, pid_n, N, num_valid, stride_out, BLOCK_M, BLOCK_N)
         if expert < 0:
             return
-        short = False
-        if HALVE:
-            short = tl.load(sorted_ids + pid_m * BLOCK_M + BLOCK_M // 2) >= num_valid
-        if short:
-            _down_tile(2 * pid_m, pid_n, expert, rows, h_scale, w, w_scale, bias, out, weight, sorted_ids, num_valid,
-                       N, K, stride_h, stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn,
-                       stride_wsk, stride_out, BLOCK_M // 2, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, False, W_TMA, EVEN_N,
-                       EVEN_K, SCHEME, SCALES, INLINE, SWAP, HAS_BIAS, MUL_WEIGHT)  # fmt: skip
-        else:
-            _down_tile(pid_m, pid_n, expert, h, h_scale, w, w_scale, bias, out, weight, sorted_ids, num_valid, N, K,
-                       stride_h, stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk,
-                       stride_out, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, A_TMA, W_TMA, EVEN_N, EVEN_K, SCHEME,
-                       SCALES, INLINE, SWAP, HAS_BIAS, MUL_WEIGHT)  # fmt: skip
+        _down_tile(pid_m, pid_n, expert, h, h_scale, w, w_scale, bias, out, weight, sorted_ids, num_valid, N, K,
+                   stride_h, stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk,
+                   stride_out, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, A_TMA, W_TMA, EVEN_N, EVEN_K, SCHEME,
+                   SCALES, INLINE, SWAP, HAS_BIAS, MUL_WEIGHT)  # fmt: skip
 
 
 @helper

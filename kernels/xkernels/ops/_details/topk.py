@@ -53,9 +53,9 @@ def _keep_groups(choice, columns, EXPERTS: tl.constexpr, COLUMNS: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["tokens", "scale", "shared_weight"])
 def choose(logits_ptr, bias_ptr, weights_ptr, ids_ptr, tokens, stride_row, stride_col, scale, shared_weight,
-           EXPERTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, TOPK: tl.constexpr, WIDTH: tl.constexpr,
-           SCORING: tl.constexpr, RENORM: tl.constexpr, HAS_BIAS: tl.constexpr, GROUPS: tl.constexpr,
-           TOP_GROUPS: tl.constexpr, EPS: tl.constexpr):  # fmt: skip
+           EXPERTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, TOPK: tl.constexpr, SLOTS: tl.constexpr,
+           WIDTH: tl.constexpr, SCORING: tl.constexpr, RENORM: tl.constexpr, HAS_BIAS: tl.constexpr,
+           GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, EPS: tl.constexpr):  # fmt: skip
     """ROWS tokens: score, keep the best groups, take the best expert TOPK times."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
@@ -70,22 +70,22 @@ def choose(logits_ptr, bias_ptr, weights_ptr, ids_ptr, tokens, stride_row, strid
     choice = tl.where(inside, choice, float("-inf"))
     if GROUPS > 1:
         choice = _keep_groups(choice, columns, EXPERTS, COLUMNS, ROWS, GROUPS, TOP_GROUPS, HAS_BIAS)
-    total = tl.zeros([ROWS], tl.float32)
+    # weights stay in registers until they are final: a program's threads do not see each other's stores
+    slots = tl.arange(0, SLOTS)
+    kept = tl.zeros([ROWS, SLOTS], tl.float32)
     out_at = rows.to(tl.int64) * WIDTH
     for slot in tl.static_range(TOPK):
         _, best = _first_max(choice, columns, COLUMNS)
         hit = columns[None, :] == best[:, None]
         weight = tl.sum(tl.where(hit, score, 0.0), 1)
-        total += weight
+        kept = tl.where((slots == slot)[None, :], weight[:, None], kept)
         tl.store(ids_ptr + out_at + slot, best, mask=live)
-        tl.store(weights_ptr + out_at + slot, weight, mask=live)
         choice = tl.where(hit, float("-inf"), choice)
     factor = tl.zeros([ROWS], tl.float32) + scale
     if RENORM:
-        factor = scale / (total + EPS)
-    for slot in tl.static_range(TOPK):
-        weight = tl.load(weights_ptr + out_at + slot, mask=live, other=0.0)
-        tl.store(weights_ptr + out_at + slot, weight * factor, mask=live)
+        factor = scale / (tl.sum(kept, 1) + EPS)
+    at = weights_ptr + out_at[:, None] + slots[None, :]
+    tl.store(at, kept * factor[:, None], mask=live[:, None] & (slots < TOPK)[None, :])
     for slot in tl.static_range(TOPK, WIDTH):
         tl.store(ids_ptr + out_at + slot, tl.zeros([ROWS], tl.int32) + (EXPERTS + slot - TOPK), mask=live)
         tl.store(weights_ptr + out_at + slot, tl.zeros([ROWS], tl.float32) + shared_weight, mask=live)

@@ -65,3 +65,16 @@ def test_decode_attention(dtype: torch.dtype) -> None:
     assert torch.equal(alone[0], got[2])  # a sequence's bits do not depend on its neighbours
     with pytest.raises(ValueError, match="multiple"):
         decode_attention(q[:, :3], kc, vc, slots, lengths)
+
+
+@pytest.mark.parametrize("length", [64, 65, 512, 513, 700])
+def test_a_sequence_has_the_same_bits_however_long_others_may_be(length: int) -> None:
+    """Eager steps look up as many tokens as the longest sequence has, graphs as many as any may have."""
+    g = torch.Generator().manual_seed(length)
+    q = torch.randn(1, 2, 16, generator=g).to(DEVICE)
+    kc, vc = (torch.randn(800, 1, 16, generator=g).to(DEVICE) for _ in range(2))
+    slots = torch.randperm(800, generator=g)[None].int().to(DEVICE)
+    lengths = torch.tensor([length], dtype=torch.int32, device=DEVICE)
+    whole = decode_attention(q, kc, vc, slots, lengths)
+    assert torch.equal(whole, decode_attention(q, kc, vc, slots[:, :length].contiguous(), lengths))
+    torch.testing.assert_close(whole, decode_attention_reference(q, kc, vc, slots, lengths), rtol=2e-3, atol=1e-5)

@@ -13,15 +13,15 @@ from serving.server.glue import TorchGlue, TritonGlue
 from serving.server.kvcache import KvCache
 from serving.server.spec import read_spec
 from serving.server.weights import Random, build
-from xkernels.device import CpuDevice
+from xkernels.device import live
 from xkernels.ops.decoder import add_rms_norm, add_rms_norm_reference, rotate, rotate_reference
 
-CPU = torch.device("cpu")
+DEVICE = live().torch_device()
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 
 def rand(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -40,10 +40,11 @@ def test_add_rms_norm(dtype: torch.dtype, deltas: int, shape: tuple[int, int]) -
 
 def test_add_rms_norm_takes_strided_rows_and_refuses_what_does_not_fit() -> None:
     wide = rand(4, 300)
-    total, _ = add_rms_norm(wide[:, :100], (wide[:, 100:200], wide[:, 200:]), torch.ones(100), 1e-6)
+    ones = torch.ones(300, device=DEVICE)
+    total, _ = add_rms_norm(wide[:, :100], (wide[:, 100:200], wide[:, 200:]), ones[:100], 1e-6)
     torch.testing.assert_close(total, wide[:, :100] + wide[:, 100:200] + wide[:, 200:])
-    for x, deltas, weight in ((wide, (), torch.ones(3)), (wide, (wide[:2],), torch.ones(300)),
-                              (wide, (wide, wide, wide), torch.ones(300)), (wide.t(), (), torch.ones(4))):  # fmt: skip
+    for x, deltas, weight in ((wide, (), ones[:3]), (wide, (wide[:2],), ones), (wide, (wide, wide, wide), ones),
+                              (wide.t(), (), ones[:4])):  # fmt: skip
         with pytest.raises(ValueError, match=r"must be|at most"):
             add_rms_norm(x, deltas, weight, 1e-6)
 
@@ -65,9 +66,9 @@ def test_a_decoder_over_fused_operators_gives_the_same_logits() -> None:
     spec = read_spec(Path("examples/models/tiny-moe"))
 
     def make(glue: object) -> Decoder:
-        cache = KvCache(spec.layers, 3, 64, spec.kv_heads * spec.head_dim, torch.float32, CPU)
-        experts = Experts(spec, torch.float32, CpuDevice(), "torch", None)
-        decoder = Decoder(spec, build(spec, Random(1, torch.float32, CPU)), cache, experts)
+        cache = KvCache(spec.layers, 3, 64, spec.kv_heads * spec.head_dim, torch.float32, DEVICE)
+        experts = Experts(spec, torch.float32, live(), "torch", None)
+        decoder = Decoder(spec, build(spec, Random(1, torch.float32, DEVICE)), cache, experts)
         decoder.glue = glue
         return decoder
 
@@ -76,7 +77,7 @@ def test_a_decoder_over_fused_operators_gives_the_same_logits() -> None:
     with torch.inference_mode():
         torch.testing.assert_close(fused.prefill(prompts), plain.prefill(prompts), rtol=1e-4, atol=1e-4)
         # Rows of the cache that sequences use agree; the padded row writes nowhere.
-        step = [torch.tensor(values) for values in ([3, 4, 0], [4, 1, -1], [2, 0, 0])]
+        step = [torch.tensor(values, device=DEVICE) for values in ([3, 4, 0], [4, 1, -1], [2, 0, 0])]
         got, want = fused.decode(*step, 64), plain.decode(*step, 64)
         torch.testing.assert_close(got[:2], want[:2], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(fused.cache.keys[:, 1:], plain.cache.keys[:, 1:], rtol=1e-4, atol=1e-4)

@@ -130,7 +130,6 @@ def quantised(kind: str, e: int, h: int, n: int, activation: Activation = SILU) 
 TILES = [
     config(16, 64, 128), config(64, 256, 128), config(16, 64, 64, USE_TMA=True), config(32, 64, 128, SWAP_AB=True),
     config(64, 64, 128, PROGRAMS=1), config(64, 128, 128), config(64, 128, 128, QUANT_OUT=False, GROUP_SIZE_M=1),
-    config(64, 128, 128, HALVE=True), config(32, 64, 128, USE_TMA=True, INLINE=False, HALVE=True),
 ]  # fmt: skip
 
 
