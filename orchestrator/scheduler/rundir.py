@@ -2,7 +2,7 @@
 
 plan.json  journal  lock  cancel    decided, done, held, asked to stop
 cells/<id>/attempt-N/               result.json stdout.log stderr.log
-images/  sources/                   build logs; commits that arms name
+images/  sources/                   build logs; configs of commits that arms name
 configs/<tune id>/                  what a tune cell wrote, moved here once the cell has passed
 comparison.json gate.json report.html junit.xml results.sarif summary.md
 """

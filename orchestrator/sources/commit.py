@@ -9,6 +9,8 @@ import io
 import re
 import subprocess
 import tarfile
+import tempfile
+import threading
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +53,7 @@ def layout_of(root: Path, sha: str) -> Layout:
         project = tomllib.loads(text)
     except InfraError:
         raise UsageError(f"commit {sha[:12]} has no pyproject.toml at its root", fix="a commit of moegate") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"pyproject.toml of commit {sha[:12]} is not TOML: {error}") from None
     name, version = _get(project, "project", "name"), _get(project, "project", "version")
     if name != PROJECT:
@@ -113,21 +115,33 @@ def _globs(sha: str, value: object) -> tuple[str, ...]:
     globs = value if isinstance(value, list) else [value]
     if not all(isinstance(glob, str) and glob and not glob.startswith("/") and ".." not in glob for glob in globs):
         raise UsageError(f"commit {sha[:12]}: package-data leads outside its package")
+    if any("**" in str(glob) for glob in globs):  # several of them take for ever in a deep folder
+        raise UsageError(f"commit {sha[:12]}: package-data with ** is not read", fix="name the folders")
     return tuple(map(str, globs))
 
 
 def _git(root: Path, *argv: str, limit: int) -> bytes:
     """What git prints. Its own variables (GIT_DIR and the like) are not inherited."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *argv],
-            capture_output=True, check=False, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL, env=spawn.child_env(),
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InfraError(f"git {argv[0]} cannot be run: {error}") from None
-    if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip()[:300]
-        raise InfraError(f"git {argv[0]} of {root}: {said or f'exit {done.returncode}'}")
-    if len(done.stdout) > limit:
+    words = ["git", "-C", str(root), *argv]
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(
+                words, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, env=spawn.child_env()
+            )
+        except OSError as error:
+            raise InfraError(f"git cannot be run: {error.strerror}") from None
+        late = threading.Timer(_TIMEOUT_S, process.kill)
+        late.start()
+        with process:
+            assert process.stdout is not None
+            data = process.stdout.read(limit + 1)  # no more than that is ever held, whatever the commit has
+            if len(data) > limit:
+                process.kill()
+        late.cancel()
+        errors.seek(0)
+        said = errors.read(300).decode(errors="replace").strip()
+    if len(data) > limit:
         raise InfraError(f"git {argv[0]} of {root}: more than {limit >> 20} MiB")
-    return done.stdout
+    if process.returncode != 0:
+        raise InfraError(f"git {argv[0]} of {root}: {said or f'exit {process.returncode}'}")
+    return data

@@ -153,6 +153,8 @@ HOSTILE = {
     "a folder outside": (PROJECT.replace('"kernels/xkernels"', '"../elsewhere"'), "lies outside the repository"),
     "an absolute folder": (PROJECT.replace('"kernels/xkernels"', '"/etc"'), "lies outside the repository"),
     "data outside": (PROJECT.replace('"py.typed"', '"../../*"'), "package-data leads outside"),
+    "data that takes for ever": (PROJECT.replace('"py.typed"', '"**/**/*"'), "is not read"),
+    "nested without end": ("x = " + "[" * 100_000, "is not TOML"),
     "a version with a path": (PROJECT.replace('"0.1.0"', '"../0.1.0"'), "no version that can be installed"),
 }  # fmt: skip
 
@@ -188,6 +190,16 @@ def test_a_commits_own_build_and_hooks_do_not_run(
     with Sources(repository) as sources:
         sources.prepare(sha, ProcessIsolation(), starter)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_commit_larger_than_can_be_held_is_refused(
+    repository: Path, commit: Commit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.sources.commit.MAX_ARCHIVE_BYTES", 100_000)
+    sha = commit({"moegate/stats/__init__.py": "#" * 200_000})
+    with pytest.raises(InfraError, match="more than"):
+        unpack(repository, sha, ("moegate",), tmp_path / "tree")
+    assert not (tmp_path / "tree").exists()
 
 
 def test_installing_is_quick(repository: Path, commit: Commit, starter: Starter) -> None:
