@@ -1,4 +1,4 @@
-"""An arm with a `source` in a container: installed by the image's interpreter, mounted read-only, and what really runs."""
+"""An arm with a `source` in a container: installed by the image's interpreter, mounted read-only, and run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ compare: {{baseline: image, candidate: commit, screen: 1, confirm: 1, futility: 
 
 
 def changed_commit(scratch: Path) -> str:
-    """HEAD with one kernel file changed, as a commit that no branch names: the work tree and its image stay as they are."""
+    """HEAD with one kernel file changed, as a commit that no branch names: the work tree and its image stay equal."""
     env = {**os.environ, "GIT_INDEX_FILE": str(scratch / "index")}
     for name in ("AUTHOR", "COMMITTER"):
         env |= {f"GIT_{name}_NAME": "t", f"GIT_{name}_EMAIL": "t@example.org"}
