@@ -12,7 +12,7 @@ from typing import Any
 
 from tuner.compile.targets import Target
 
-__all__ = ["captured", "facts_of"]
+__all__ = ["captured", "facts_of", "has_block_loads"]
 
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")
 _AMD = {"registers": r"\.vgpr_count:\s*(\d+)", "spills": r"; ScratchSize: (\d+)"}
@@ -62,6 +62,11 @@ def facts_of(built: Any, target: Target) -> dict[str, Any]:
         found = {name: re.search(pattern, asm["amdgcn"]) for name, pattern in _AMD.items()}
         facts |= {name: int(match.group(1)) for name, match in found.items() if match}
     return facts
+
+
+def has_block_loads(target: Target) -> bool:
+    """Whether a target's hardware has block loads that descriptor loads should become."""
+    return target.backend in _BLOCK_LOADS
 
 
 def _nvidia(cubin: bytes) -> dict[str, int]:

@@ -28,11 +28,15 @@ _TOKENS, _EXPERTS, _TOPK, _HIDDEN, _INTER = 64, 8, 2, 512, 256
 
 @dataclass(frozen=True)
 class Variant:
-    """One call. `basic` variants together reach every kernel once; the others are its further specialisations."""
+    """One call. `basic` variants together reach every kernel once; the others are its further specialisations.
+
+    `descriptors`: it asks for descriptor loads of weights.
+    """
 
     name: str
     call: Callable[[Target], Any]
     basic: bool = False
+    descriptors: bool = False
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -128,21 +132,33 @@ _GPT_OSS = Activation("swiglu", alpha=1.702, limit=7.0)
 
 VARIANTS: tuple[Variant, ...] = (
     Variant("experts bf16", partial(experts_call, extra={"PROGRAMS": 0}), basic=True),
-    Variant("experts bf16 descriptors", partial(experts_call, extra=_TMA), basic=True),
-    Variant("experts bf16 swapped", partial(experts_call, tile=(16, 64, 64), extra={**_TMA, "SWAP_AB": True})),
+    Variant("experts bf16 descriptors", partial(experts_call, extra=_TMA), basic=True, descriptors=True),
+    Variant(
+        "experts bf16 swapped",
+        partial(experts_call, tile=(16, 64, 64), extra={**_TMA, "SWAP_AB": True}),
+        descriptors=True,
+    ),
     Variant("experts bf16 no overlap", partial(experts_call, extra={"PDL": False})),
     Variant("experts fp16", partial(experts_call, dtype=torch.float16)),
     Variant("experts fp32", partial(experts_call, dtype=torch.float32, tile=(16, 64, 32))),
     Variant("experts bf16 swiglu biases", partial(experts_call, biases=True, activation=_GPT_OSS)),
     Variant("experts bf16 weight on input", partial(experts_call, apply_router_weight_on_input=True)),
     Variant("experts fp8 tensor or channel", partial(experts_call, kind="fp8_channel")),
-    Variant("experts fp8 channel descriptors", partial(experts_call, kind="fp8_channel", extra=_TMA)),
+    Variant("experts fp8 channel descriptors", partial(experts_call, kind="fp8_channel", extra=_TMA), descriptors=True),
     Variant("experts fp8 block", partial(experts_call, kind="fp8_block", tile=(64, 64, 128)), basic=True),
-    Variant("experts fp8 block descriptors", partial(experts_call, kind="fp8_block", tile=(64, 64, 128), extra=_TMA)),
+    Variant(
+        "experts fp8 block descriptors",
+        partial(experts_call, kind="fp8_block", tile=(64, 64, 128), extra=_TMA),
+        descriptors=True,
+    ),
     Variant("experts fp8 block quantising", partial(experts_call, kind="fp8_block", tile=(64, 256, 128), warps=8)),
-    Variant("experts fp8 block few rows", partial(experts_call, kind="fp8_block", tile=(16, 64, 128), extra=_TMA)),
+    Variant(
+        "experts fp8 block few rows",
+        partial(experts_call, kind="fp8_block", tile=(16, 64, 128), extra=_TMA),
+        descriptors=True,
+    ),
     Variant("experts mxfp4", partial(experts_call, kind="mxfp4")),
-    Variant("experts mxfp4 descriptors", partial(experts_call, kind="mxfp4", extra=_TMA)),
+    Variant("experts mxfp4 descriptors", partial(experts_call, kind="mxfp4", extra=_TMA), descriptors=True),
     Variant("align one chunk", partial(_align, tokens=16), basic=True),
     Variant("align chunks", partial(_align, tokens=512), basic=True),
     Variant("topk softmax", partial(_topk, router=Router(6)), basic=True),
@@ -156,7 +172,9 @@ VARIANTS: tuple[Variant, ...] = (
     Variant("token quant", partial(_quant, k=2048, group=2048), basic=True),
     Variant("static quant", _static, basic=True),
     Variant("block linear", partial(_linear, block=(128, 128)), basic=True),
-    Variant("block linear descriptors few rows", partial(_linear, block=(128, 128), rows=16, USE_TMA=True)),
+    Variant(
+        "block linear descriptors few rows", partial(_linear, block=(128, 128), rows=16, USE_TMA=True), descriptors=True
+    ),
     Variant("block linear rows", partial(_linear, block=(1, 128))),
     Variant("fp8 linear", partial(_linear, block=None)),
     Variant("store_kv_cache", _store, basic=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tuner.compile.facts import captured, facts_of
+from tuner.compile.facts import captured, facts_of, has_block_loads
 from tuner.compile.targets import SimulatedDevice, Target, activate, find
 
 __all__ = ["compile_config", "compile_variant", "start"]
@@ -25,7 +25,7 @@ def compile_variant(name: str) -> list[dict[str, Any]]:
     from tuner.compile.variants import VARIANTS
 
     variant = next(v for v in VARIANTS if v.name == name)
-    return _rows({"variant": name}, lambda target: variant.call(target))
+    return _rows({"variant": name}, lambda target: variant.call(target), asked=variant.descriptors)
 
 
 def compile_config(job: dict[str, Any]) -> list[dict[str, Any]]:
@@ -46,11 +46,12 @@ def compile_config(job: dict[str, Any]) -> list[dict[str, Any]]:
             sizes=(2, int(job["hidden"]), int(job["N"])), topk_=2,
         ),
         only=wanted,
+        asked=bool(config.get("USE_TMA", False)),
     )  # fmt: skip
     return [{**row, **{n: job[n] for n in ("key",)}} for row in rows if row.get("kernel") in (wanted, None)]
 
 
-def _rows(words: dict[str, Any], call: Any, only: str | None = None) -> list[dict[str, Any]]:
+def _rows(words: dict[str, Any], call: Any, only: str | None = None, asked: bool = False) -> list[dict[str, Any]]:
     from xkernels.device import simulated
 
     target = _STATE["target"]
@@ -64,11 +65,19 @@ def _rows(words: dict[str, Any], call: Any, only: str | None = None) -> list[dic
             error = error.__cause__  # type: ignore[assignment]
         reason = f"{type(error).__name__}: {_gist(str(error))}"
         return [{**words, "kernel": only, "status": "failed", "error": reason, "seconds": _since(begin)}]
-    seconds = _since(begin)
-    return [
-        {**words, "kernel": name, "status": "ok", "error": None, "seconds": seconds, **facts_of(kernel, target)}
-        for name, kernel in built
-    ]
+    done = {**words, "status": "ok", "error": None, "seconds": _since(begin)}
+    return [{**done, "kernel": name, **_facts(name, kernel, target, asked)} for name, kernel in built]
+
+
+# Kernels that load weights through descriptors where their config asks for it.
+_DESCRIBED = ("up_gemm", "down_gemm", "fp8_gemm")
+
+
+def _facts(name: str, kernel: Any, target: Target, asked: bool) -> dict[str, Any]:
+    """Facts of one kernel; descriptor loads that were asked for and are not even in its source did not get through."""
+    facts = facts_of(kernel, target)
+    lost = asked and facts["block_loads"] is None and has_block_loads(target) and name in _DESCRIBED
+    return {**facts, "block_loads": False} if lost else facts
 
 
 def _gist(text: str) -> str:
