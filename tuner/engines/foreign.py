@@ -26,10 +26,12 @@ import triton.language as tl
 from moegate import canonical
 from moegate.errors import UsageError
 from tuner.engines.base import AdapterBase, Batch, Routes, Verdict, compare
+from tuner.engines.quantised import Operand, block_of, make_weight, quantise, rounded
+from tuner.engines.quantised import expert as expert_weight
 from tuner.problem import Problem, Projection
 from xkernels.ops.align import Alignment, moe_align_block_size
 
-__all__ = ["ForeignExperts", "Kernel", "Source", "load_kernel"]
+__all__ = ["ForeignExperts", "Kernel", "Source", "capability", "load_kernel"]
 
 _COMPUTE = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 _WEIGHT_SCALE, _INPUT_SCALE = 1 / 16, 1 / 8
@@ -53,6 +55,15 @@ class Kernel:
     module: Any
     file: Path
     stand_ins: bool
+
+
+def capability(least: int) -> bool:
+    """Whether the target of this process (a device, or the one that is compiled for) is NVIDIA's and at least that."""
+    try:
+        target = triton.runtime.driver.active.get_current_target()
+    except RuntimeError:  # no driver: interpreted
+        return False
+    return bool(target.backend == "cuda" and int(target.arch) >= least)
 
 
 class _StandIn(ModuleType):
@@ -142,18 +153,20 @@ def load_kernel(source: Source) -> Kernel:
 
 
 class ForeignExperts(AdapterBase, ABC):
-    """Routed experts by another engine's kernel: unquantised, gate rows before up rows, activation as its own step."""
+    """Routed experts by another engine's kernel: gate rows before up rows, activation as a step of its own.
+
+    FP8 rows are quantised before the kernel is timed: what that costs is the same for every config.
+    """
 
     def __init__(self, source: Source, problem: Problem) -> None:
         if problem.op != "fused_experts":
             raise UsageError(f"{source.engine} has no tunable kernel for {problem.op} here", field="--op")
-        if problem.dtype.startswith("fp8"):
-            raise UsageError(f"{source.engine}'s FP8 path is not adapted", field="--dtype", fix="bfloat16 or float16")
+        self.fp8, self.block = problem.dtype.startswith("fp8"), block_of(problem)
         self.engine, self.problem = source.engine, problem
         self.source, self.kernel = source, load_kernel(source)
         self.dtype: torch.dtype = getattr(torch, problem.activation_dtype)
         self.compute = _COMPUTE[self.dtype]
-        self.weights: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.weights: list[tuple[Operand, Operand]] = []
         self.device = torch.device("cpu")
         self.seed = 0
         # The token counts would be specialised by divisibility: three binaries a config, for the same code.
@@ -171,9 +184,9 @@ class ForeignExperts(AdapterBase, ABC):
         self.device, self.seed, self.weights = device, seed, []
         for copy in range(copies):
             generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed + copy)
-            w1 = self.random((p.E, 2 * p.N, p.H), _WEIGHT_SCALE, generator)
-            self.weights.append((w1, self.random((p.E, p.H, p.N), _WEIGHT_SCALE, generator)))
-        return sum(weight.nbytes for weight in self.weights[0])
+            pair = [self._weight(shape, generator) for shape in ((p.E, 2 * p.N, p.H), (p.E, p.H, p.N))]
+            self.weights.append((pair[0], pair[1]))
+        return sum(weight.values.nbytes for weight in self.weights[0])
 
     def batch(self, size: int, routes: Routes) -> Batch:
         """Inputs for `size` tokens."""
@@ -196,8 +209,17 @@ class ForeignExperts(AdapterBase, ABC):
         """The launcher asks nothing of the device that stand-ins do not answer, and the driver is a stub already."""
         self.device = torch.device("meta" if target else "cpu")
 
+    def _weight(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Operand:
+        if not self.fp8:
+            return Operand(self.random(shape, _WEIGHT_SCALE, generator))
+        return make_weight(self.random(shape, 1.0, generator), self.block, _WEIGHT_SCALE)
+
+    def rows(self, x: torch.Tensor) -> Operand:
+        """Activations as the kernel takes them."""
+        return quantise(x, self.block) if self.fp8 else Operand(x)
+
     @abstractmethod
-    def invoke(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor,
+    def invoke(self, a: Operand, b: Operand, out: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor,
                alignment: Alignment, config: dict[str, Any], *, up: bool, tma: bool, sorted_out: bool,
                topk: int) -> None:  # fmt: skip
         """Launch the kernel; the engine's leaf knows the launcher's arguments."""
@@ -217,7 +239,8 @@ class ForeignBatch:
         self.size, self.routes = x.shape[0], len(routes)
         self._alignments: dict[tuple[int, int], Alignment] = {}
         self._references: dict[str, torch.Tensor] = {}
-        self._hidden: dict[tuple[int, bool], torch.Tensor] = {}
+        self._hidden: dict[tuple[int, bool], Operand] = {}
+        self._rows = adapter.rows(x)
 
     def launch(self, projection: Projection, config: Mapping[str, Any], route: int) -> torch.Tensor:
         """Up: [M, topk, 2N]. Down: [M, topk, H], times the router weight, from activations in flat or sorted order."""
@@ -233,30 +256,32 @@ class ForeignBatch:
     def whole(self, configs: Mapping[Projection, Mapping[str, Any]], route: int) -> torch.Tensor:
         """Up, activation, down, sum. The activation is torch's: the same for every config."""
         tma = bool(configs["down"].get("USE_TMA", False))
-        up = self._up(configs["up"], route, sorted_out=tma)
+        up = self._up(configs["up"], route, sorted_out=tma, rows=self.adapter.rows(self.x))
         flat = up.flatten(0, 1) if up.ndim == 3 else up
         gate, value = flat.chunk(2, -1)
         hidden = (torch.nn.functional.silu(gate.float()) * value.float()).to(self.x.dtype)
-        return self._down(hidden, configs["down"], route).sum(1)
+        return self._down(self.adapter.rows(hidden), configs["down"], route).sum(1)
 
     def check_whole(self, out: torch.Tensor) -> Verdict:
         """Against the float32 twin."""
         down = self._reference("down").view(self.size, -1, self.adapter.problem.H)
         return compare(out, down.sum(1), self.adapter.problem.dtype)
 
-    def _up(self, config: Mapping[str, Any], route: int, *, sorted_out: bool) -> torch.Tensor:
+    def _up(
+        self, config: Mapping[str, Any], route: int, *, sorted_out: bool, rows: Operand | None = None
+    ) -> torch.Tensor:
         weights, ids = self._routes[route]
         alignment = self._alignment(int(config["BLOCK_SIZE_M"]), route)
         n2 = 2 * self.adapter.problem.N
         shape = (alignment.sorted_ids.numel(), n2) if sorted_out else (*ids.shape, n2)
         out = torch.empty(shape, dtype=self.x.dtype, device=self.x.device)
         self.adapter.invoke(
-            self.x, self._weights(route)[0], out, weights, ids, alignment, _bare(config), up=True,
+            rows or self._rows, self._weights(route)[0], out, weights, ids, alignment, _bare(config), up=True,
             tma=bool(config.get("USE_TMA", False)), sorted_out=sorted_out, topk=ids.shape[1],
         )  # fmt: skip
         return out
 
-    def _down(self, hidden: torch.Tensor, config: Mapping[str, Any], route: int) -> torch.Tensor:
+    def _down(self, hidden: Operand, config: Mapping[str, Any], route: int) -> torch.Tensor:
         weights, ids = self._routes[route]
         out = torch.empty(*ids.shape, self.adapter.problem.H, dtype=self.x.dtype, device=self.x.device)
         self.adapter.invoke(
@@ -265,7 +290,7 @@ class ForeignBatch:
         )  # fmt: skip
         return out
 
-    def _activations(self, config: Mapping[str, Any], in_order: bool) -> torch.Tensor:
+    def _activations(self, config: Mapping[str, Any], in_order: bool) -> Operand:
         """Route 0's true activations, flat, or in sorted order where descriptors walk them."""
         key = (int(config["BLOCK_SIZE_M"]) if in_order else 0, in_order)
         if key not in self._hidden:
@@ -282,7 +307,7 @@ class ForeignBatch:
                     hidden[places] = act[used[places]]
                 else:
                     hidden.copy_(act)
-            self._hidden[key] = hidden
+            self._hidden[key] = self.adapter.rows(hidden)
         return self._hidden[key]
 
     def _alignment(self, block_m: int, route: int) -> Alignment:
@@ -297,7 +322,7 @@ class ForeignBatch:
                 self._alignments[key] = moe_align_block_size(ids, block_m, self.adapter.problem.E)
         return self._alignments[key]
 
-    def _weights(self, route: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _weights(self, route: int) -> tuple[Operand, Operand]:
         return self.adapter.weights[route % len(self.adapter.weights)]
 
     def _reference(self, what: str) -> torch.Tensor:
@@ -305,18 +330,21 @@ class ForeignBatch:
         if what not in self._references:
             weights, ids = self._routes[0]
             flat, (w1, w2) = ids.flatten().long(), self._weights(0)
-            p = self.adapter.problem
+            p, block = self.adapter.problem, self.adapter.block
+            x = rounded(self.x, block) if self.adapter.fp8 else self.x.float()
             up = torch.zeros(flat.numel(), 2 * p.N, device=self.x.device)
             down = torch.zeros(flat.numel(), p.H, device=self.x.device)
             for expert in flat[flat >= 0].unique().tolist():
                 slots = torch.nonzero(flat == expert).flatten()
-                up[slots] = self.x[slots // ids.shape[1]].float() @ w1[expert].float().T
-            gate, value = up.chunk(2, -1)
+                up[slots] = x[slots // ids.shape[1]] @ expert_weight(w1, expert, block).T
+            gate, value = up.to(self.x.dtype).float().chunk(2, -1)  # it lies in memory between the steps
             act = torch.nn.functional.silu(gate) * value
-            rounded = act.to(self.x.dtype).float()
+            narrow = act.to(self.x.dtype)
+            narrow = rounded(narrow, block) if self.adapter.fp8 else narrow.float()
             for expert in flat[flat >= 0].unique().tolist():
                 slots = torch.nonzero(flat == expert).flatten()
-                down[slots] = (rounded[slots] @ w2[expert].float().T) * weights.flatten()[slots, None]
+                row_weights = weights.flatten()[slots, None]
+                down[slots] = (narrow[slots] @ expert_weight(w2, expert, block).T) * row_weights
             self._references = {"up": up, "act": act, "down": down}
         return self._references[what]
 

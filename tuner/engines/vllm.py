@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from moegate.errors import UsageError
-from tuner.engines.foreign import ForeignExperts, Source
+from tuner.engines.foreign import ForeignExperts, Source, capability
+from tuner.engines.quantised import Operand
 from tuner.problem import Problem
 from xkernels.ops.align import Alignment
 
@@ -20,7 +21,12 @@ SOURCE = Source(
     "vllm.model_executor.layers.fused_moe.fused_moe",
     "VLLM_KERNEL",
     "fused_moe_kernel",
-    {"triton": triton, "tl": tl, "resolve_moe_use_td": lambda: False, "enable_swap_ab": lambda *_: False},
+    {
+        "triton": triton,
+        "tl": tl,
+        "resolve_moe_use_td": lambda: False,
+        "enable_swap_ab": lambda m, n: capability(90) and not capability(91) and m < 64 <= n,
+    },
 )
 
 
@@ -32,7 +38,7 @@ def make(problem: Problem) -> VllmExperts:
 class VllmExperts(ForeignExperts):
     """Both projections by `invoke_fused_moe_triton_kernel`; vLLM's files have no USE_TMA."""
 
-    def invoke(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor,
+    def invoke(self, a: Operand, b: Operand, out: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor,
                alignment: Alignment, config: dict[str, Any], *, up: bool, tma: bool, sorted_out: bool,
                topk: int) -> None:  # fmt: skip
         """vLLM's launcher. UsageError for descriptors, which its configs cannot ask for."""
@@ -40,6 +46,7 @@ class VllmExperts(ForeignExperts):
         if tma or sorted_out:
             raise UsageError("vLLM's configs cannot ask for descriptor loads", field="USE_TMA")
         self.kernel.module.invoke_fused_moe_triton_kernel(
-            a, b, out, None, None, weights, alignment.sorted_ids, alignment.expert_ids, alignment.num_post_padded,
-            not up, topk, config, self.compute, False, False, False, False, False, None,
+            a.values, b.values, out, a.scale, b.scale, weights, alignment.sorted_ids, alignment.expert_ids,
+            alignment.num_post_padded, not up, topk, config, self.compute, self.fp8, False, False, False, False,
+            list(self.block) if self.block else None,
         )  # fmt: skip

@@ -232,18 +232,26 @@ SMALL = TILE.with_(BLOCK_SIZE_M=16, BLOCK_SIZE_N=64, BLOCK_SIZE_K=64)
 
 
 @pytest.mark.slow
-def test_sglangs_own_kernel_is_timed_and_checked(tmp_path: Path, sglang_wheel: Path) -> None:
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem("fused_experts", 8, 32, 64, 2, "float32"),
+        Problem("fused_experts", 4, 128, 128, 2, "fp8_w8a8", (128, 128)),
+    ],
+    ids=["float32", "fp8"],
+)
+def test_sglangs_own_kernel_is_timed_and_checked(tmp_path: Path, sglang_wheel: Path, problem: Problem) -> None:
     file = sglang_wheel / "sglang/kernels/ops/moe/fused_moe_triton_kernels.py"
     worker = _engine_child(tmp_path, "sglang", file, TRITON_INTERPRET="1")
-    problem = Problem("fused_experts", 8, 32, 64, 2, "float32")
     try:
         ready = worker.ask("setup", 120, engine="sglang", problem=problem.as_dict(), seed=0, routes=1)
         assert len(ready["kernel_hash"]) == 64
         for projection in ("up", "down"):
             answer = worker.ask("measure", 120, size=5, projection=projection, config=SMALL.as_dict(), reps=2)
             assert len(answer["samples_us"]) == 2, answer
-        both = {"up": SMALL.as_dict(), "down": SMALL.as_dict()}
-        assert worker.ask("verify", 120, size=2, configs=both)["max_rel"] < 1e-5
+        if problem.dtype == "float32":  # interpreted stores to bfloat16 cut digits off, and FP8 rows then differ
+            both = {"up": SMALL.as_dict(), "down": SMALL.as_dict()}
+            assert worker.ask("verify", 120, size=2, configs=both)["max_rel"] < 1e-5
     finally:
         worker.stop()
 
@@ -252,7 +260,7 @@ def test_sglangs_own_kernel_is_timed_and_checked(tmp_path: Path, sglang_wheel: P
 def test_sglangs_own_kernel_compiles_once_per_config(tmp_path: Path, sglang_wheel: Path) -> None:
     file = sglang_wheel / "sglang/kernels/ops/moe/fused_moe_triton_kernels.py"
     worker = _engine_child(tmp_path, "sglang", file)
-    problem = Problem("fused_experts", 64, 896, 1280, 6, "bfloat16")
+    problem = Problem("fused_experts", 64, 896, 1280, 6, "fp8_w8a8", (128, 128))
     found: dict[tuple[str, bool], set[str]] = {}
     try:
         for projection in ("up", "down"):
