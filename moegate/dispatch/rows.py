@@ -37,6 +37,7 @@ def _foreign(
 
 _FLASHINFER = c.needs_package("flashinfer")
 _SGL_KERNEL = c.needs_package("sgl_kernel")
+_SGLANG = c.needs_package("sglang")
 _FP8 = c.quant_in("fp8_w8a8")
 _FP4 = c.quant_in("nvfp4_w4a16")
 _MXFP4 = c.quant_in("mxfp4_w4a16")
@@ -59,6 +60,15 @@ FUSED_EXPERTS: tuple[Row, ...] = (
     _foreign(_EXPERTS, "flashinfer_megamoe", _SM100, _FLASHINFER, auto=_NONE),
     _foreign(_EXPERTS, "cutlass", _SM90 | BLACKWELL, _FP8, _SGL_KERNEL, auto=_NONE),
     _foreign(_EXPERTS, "marlin", CUDA, c.quant_in("int4_w4a16", "int8_w8a16", "mxfp4_w4a16"), _SGL_KERNEL, auto=_NONE),
+    _foreign(_EXPERTS, "hpc_ops", CUDA, _FP8, c.needs_package("hpc"), auto=_NONE),
+    _foreign(_EXPERTS, "megamoe", _SM100, c.needs_package("deep_gemm"), auto=_NONE),
+    _foreign(_EXPERTS, "ascend", _NPU, c.needs_package("torch_npu")),
+    # Adapters beside the experts: the engine's own code around another backend's kernels, only on request.
+    _foreign(_EXPERTS, "experimental_sgl_trtllm", _SM100, _SGLANG, _FLASHINFER, auto=_NONE),
+    _foreign(_EXPERTS, "experimental_sgl_marlin", CUDA, c.quant_in("int4_w4a16"), _SGLANG, _SGL_KERNEL, auto=_NONE),
+    _foreign(_EXPERTS, "lora_cutedsl", _SM100, _SGLANG, _FLASHINFER, auto=_NONE),
+    _foreign(_EXPERTS, "lora_triton", CUDA | ROCM, _SGLANG, auto=_NONE),
+    _foreign(_EXPERTS, "lora_marlin", CUDA, _SGLANG, _SGL_KERNEL, auto=_NONE),
     _foreign(
         _EXPERTS, "humming", CUDA, c.quant_in("int4_w4a16", "mxfp4_w4a16"), c.needs_package("humming"), auto=_NONE
     ),
