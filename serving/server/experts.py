@@ -23,7 +23,7 @@ from xkernels.ops import _details
 from xkernels.ops.expert_parallel import EpLayout, EpPeerLost, ep_fused_experts
 from xkernels.ops.fused_experts import function_of, fused_experts
 from xkernels.ops.prepared import PreparedExperts, prepare_experts
-from xkernels.ops.topk import Router, topk, topk_reference
+from xkernels.ops.topk import Router, router_logits, router_logits_reference, topk, topk_reference
 
 __all__ = ["Experts", "capabilities", "kernel_hash", "named"]
 
@@ -77,7 +77,9 @@ class Experts:
         problem = Problem(dtype=name, experts=spec.experts, topk=spec.topk, hidden=spec.hidden, groups=spec.groups)
         self.selection: Selection = select(OP, problem, self.caps, request)
         self.others = {op: select(op, problem, self.caps).resolved for op in OTHERS}
-        self._choose = topk if self.others["topk"] == CONFIGURED else topk_reference
+        fused = self.others["topk"] == CONFIGURED
+        self._choose = topk if fused else topk_reference
+        self._logits = router_logits if fused else router_logits_reference
         self.fused = all(backend == CONFIGURED for backend in self.others.values())
         self.tree = ConfigTree(configs)
         self.pair: Pair | None = None
@@ -103,8 +105,7 @@ class Experts:
 
     def route(self, moe: MoeWeights, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Choose experts for rows of `x` [M, H]: weights float32 and ids int32, both [M, topk]."""
-        logits = torch.nn.functional.linear(x.float(), moe.router)
-        return self._choose(logits, self.router, moe.correction)
+        return self._choose(self._logits(x, moe.router), self.router, moe.correction)
 
     def __call__(self, x: torch.Tensor, experts: PreparedExperts, weights: torch.Tensor, ids: torch.Tensor, layer: int
                  ) -> torch.Tensor:  # fmt: skip
@@ -131,7 +132,11 @@ class Experts:
             configs=tuple(use for m in sorted(self.rows) for use in self._uses(m)),
             calls={self.selection.resolved: self.rows.total()},
             kernel_hash=kernel_hash(),
-            functions={OP: named(function_of(self.selection.resolved)), "topk": named(self._choose)},
+            functions={
+                OP: named(function_of(self.selection.resolved)),
+                "topk": named(self._choose),
+                "router": named(self._logits),
+            },
         )
 
     def _counted(self, m: int) -> ExpertConfigs | tuple[None, None]:

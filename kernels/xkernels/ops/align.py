@@ -13,6 +13,7 @@ _TABLE = 16384  # entries of a chunk times buckets: small enough for registers
 _LONGEST_CHUNK = 128  # a chunk is as long for every batch size, so that one compile serves them all
 _MOST_PARTS = 64
 _FILL = 1024
+_FEW = 16  # entries of one token, with as many experts as models give it
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,15 @@ def moe_align_block_size(
     buckets = next_power_of_2(num_experts + 1)
     chunk = max(16, min(_LONGEST_CHUNK, _TABLE // buckets))
     lowest = 0 if ignore_invalid_expert else -1
-    sizes = {"CHUNK": chunk, "EXPERTS": num_experts, "BUCKETS": buckets, "LOWEST": lowest}
-    if numel <= chunk:
+    if numel <= _LONGEST_CHUNK:
+        few = numel <= _FEW  # a single warp needs no shared memory to compare its entries
+        fill = min(_FILL, next_power_of_2(_FEW * block)) if few else _FILL
         _k.align_one[(1,)](
-            flat, sorted_ids, expert_ids, post, numel, cap, blocks, BLOCK=block, FILL=_FILL, **sizes, num_warps=8
-        )
+            flat, sorted_ids, expert_ids, post, numel, cap, blocks, BLOCK=block, CHUNK=_FEW if few else _LONGEST_CHUNK,
+            EXPERTS=num_experts, LOWEST=lowest, FILL=fill, num_warps=1 if few else 8,
+        )  # fmt: skip
         return Alignment(sorted_ids, expert_ids, post, block)
+    sizes = {"CHUNK": chunk, "EXPERTS": num_experts, "BUCKETS": buckets, "LOWEST": lowest}
     part = cdiv(cdiv(numel, chunk), _MOST_PARTS) * chunk
     parts = cdiv(numel, part)
     counts = torch.empty(parts, buckets, dtype=torch.int32, device=device)

@@ -11,6 +11,7 @@ from xkernels.ops._details import topk as _k
 from xkernels.ops._details.common import cdiv, next_power_of_2
 
 Scoring = Literal["softmax", "sigmoid", "sqrtsoftplus"]
+_FEW_ROWS = 16  # up to here reading a router once per row costs less than copying rows and starting three kernels
 _EPS = 1e-20  # keeps renormalisation finite when all chosen weights vanish
 
 
@@ -106,6 +107,32 @@ def grouped_topk_reference(
     if router.groups < 2:
         raise ValueError("grouped_topk needs a router with groups > 1")
     return topk_reference(logits, router, bias)
+
+
+def router_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Router logits in float32: x [T, H] of any float dtype, weight float32 [E, H] -> [T, E].
+
+    A few rows are read as they are, in one kernel; many go to a matrix product of their float32 copy. Raises ValueError
+    when shapes do not fit or rows are not contiguous.
+    """
+    if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1] or weight.dtype != torch.float32:
+        raise ValueError(f"x [T, H] and weight float32 [E, H] are wanted, not {list(x.shape)} and {list(weight.shape)}")
+    tokens, width = x.shape
+    if not 0 < tokens <= _FEW_ROWS:
+        return router_logits_reference(x, weight)
+    if x.stride(1) != 1 or weight.stride(1) != 1:
+        raise ValueError("rows of x and weight must be contiguous")
+    experts = weight.shape[0]
+    out = torch.empty(tokens, experts, dtype=torch.float32, device=x.device)
+    _k.router_dot[(tokens, cdiv(experts, 4))](
+        x, weight, out, width, x.stride(0), weight.stride(0), EXPERTS=experts, ROWS=4, BLOCK=512, num_warps=4
+    )
+    return out
+
+
+def router_logits_reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The twin of `router_logits` in plain torch."""
+    return torch.nn.functional.linear(x.float(), weight)
 
 
 def _score(logits: torch.Tensor, scoring: Scoring) -> torch.Tensor:

@@ -66,19 +66,27 @@ def _finish(padded, ends, expert_ids_ptr, post_ptr, blocks, first, step, BLOCK: 
 
 @triton.jit(do_not_specialize=["numel", "cap", "blocks"])
 def align_one(ids_ptr, sorted_ptr, expert_ids_ptr, post_ptr, numel, cap, blocks, BLOCK: tl.constexpr,
-              CHUNK: tl.constexpr, EXPERTS: tl.constexpr, BUCKETS: tl.constexpr, LOWEST: tl.constexpr,
-              FILL: tl.constexpr):  # fmt: skip
-    """Everything in one program, for routings that fit one chunk."""
+              CHUNK: tl.constexpr, EXPERTS: tl.constexpr, LOWEST: tl.constexpr, FILL: tl.constexpr):  # fmt: skip
+    """Everything in one program, for routings that fit one chunk: entries are compared with each other, not counted.
+
+    An entry whose rank is a multiple of BLOCK opens a block; an expert's blocks begin after all that smaller ones open.
+    """
     for start in range(0, cap, FILL):
         at = start + tl.arange(0, FILL)
         tl.store(sorted_ptr + at, tl.zeros([FILL], tl.int32) + numel, mask=at < cap)
-    bucket = _bucket_of(ids_ptr, tl.arange(0, CHUNK), numel, EXPERTS, LOWEST)
-    total = tl.sum((bucket[:, None] == tl.arange(0, BUCKETS)[None, :]).to(tl.int32), 0)
-    padded = (total + BLOCK - 1) // BLOCK * BLOCK
-    ends = tl.cumsum(padded, 0)
+    for start in range(0, blocks, FILL):
+        at = start + tl.arange(0, FILL)
+        tl.store(expert_ids_ptr + at, tl.zeros([FILL], tl.int32) - 1, mask=at < blocks)
+    at = tl.arange(0, CHUNK)
+    bucket = _bucket_of(ids_ptr, at, numel, EXPERTS, LOWEST)
+    rank = _rank(bucket, CHUNK)
+    opens = ((rank % BLOCK == 0) & (bucket >= 0)).to(tl.int32)
+    first = tl.sum((bucket[None, :] < bucket[:, None]).to(tl.int32) * opens[None, :], 1)
     tl.debug_barrier()  # the padding must be written before the entries
-    _place_part(ids_ptr, sorted_ptr, ends - padded, 0, numel, numel, CHUNK, EXPERTS, BUCKETS, LOWEST)
-    _finish(padded, ends, expert_ids_ptr, post_ptr, blocks, 0, 1, BLOCK, EXPERTS, BUCKETS)
+    tl.store(sorted_ptr + first * BLOCK + rank, at, mask=bucket >= 0)
+    tl.store(expert_ids_ptr + first + rank // BLOCK, bucket - 1, mask=opens > 0)
+    tl.store(post_ptr, tl.sum(opens, 0) * BLOCK)
+    tl.store(post_ptr + 1, tl.sum(tl.where(bucket == 0, opens, 0), 0))
 
 
 @triton.jit(do_not_specialize=["numel", "cap", "part"])

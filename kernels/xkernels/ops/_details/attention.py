@@ -81,7 +81,8 @@ def decode_sum(part, peaks, totals, out, splits, stride_ob, stride_oh, DV: tl.co
     mine = tl.load(totals + base + each, mask=each < splits, other=0.0)
     used = mine > 0.0
     height = tl.load(peaks + base + each, mask=used, other=float("-inf"))
-    factor = tl.where(used, tl.exp(height - tl.max(height, 0)), 0.0)
+    top = tl.max(height, 0)
+    factor = tl.exp(height - tl.where(top > float("-inf"), top, 0.0))
     parts = tl.load(part + (base + each)[:, None] * DV_BLOCK + dvs[None, :], mask=used[:, None], other=0.0)
     acc = tl.sum(factor[:, None] * parts, 0)
     total = tl.sum(factor * mine, 0)

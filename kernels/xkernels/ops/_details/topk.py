@@ -89,3 +89,18 @@ def choose(logits_ptr, bias_ptr, weights_ptr, ids_ptr, tokens, stride_row, strid
     for slot in tl.static_range(TOPK, WIDTH):
         tl.store(ids_ptr + out_at + slot, tl.zeros([ROWS], tl.int32) + (EXPERTS + slot - TOPK), mask=live)
         tl.store(weights_ptr + out_at + slot, tl.zeros([ROWS], tl.float32) + shared_weight, mask=live)
+
+
+@triton.jit
+def router_dot(x, weight, out, width, stride_x, stride_w, EXPERTS: tl.constexpr, ROWS: tl.constexpr,
+               BLOCK: tl.constexpr):  # fmt: skip
+    """Logits of one token for ROWS experts, in float32."""
+    token = tl.program_id(0).to(tl.int64)
+    experts = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    acc = tl.zeros([ROWS, BLOCK], tl.float32)
+    for start in range(0, width, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        value = tl.load(x + token * stride_x + cols, mask=cols < width, other=0.0).to(tl.float32)
+        mask = (experts < EXPERTS)[:, None] & (cols < width)[None, :]
+        acc += tl.load(weight + experts[:, None] * stride_w + cols[None, :], mask=mask, other=0.0) * value[None, :]
+    tl.store(out + token * EXPERTS + experts, tl.sum(acc, 1), mask=experts < EXPERTS)

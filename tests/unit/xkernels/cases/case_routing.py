@@ -11,7 +11,7 @@ from xkernels.device import live
 from xkernels.ops.activation import Activation, silu_and_mul, silu_and_mul_reference
 from xkernels.ops.align import capacity, moe_align_block_size, moe_align_block_size_reference
 from xkernels.ops.reduce import moe_sum_reduce, moe_sum_reduce_reference
-from xkernels.ops.topk import Router, grouped_topk, topk, topk_reference
+from xkernels.ops.topk import Router, grouped_topk, router_logits, router_logits_reference, topk, topk_reference
 
 DEVICE = live().torch_device()
 QUICK = settings(max_examples=12, deadline=None)
@@ -162,3 +162,17 @@ def test_sum_reduce_is_bit_exact_and_batch_invariant(shape: tuple[int, int, int]
         assert torch.equal(moe_sum_reduce(x[1:2]), moe_sum_reduce(x)[1:2])
         strided = x.transpose(0, 1).contiguous().transpose(0, 1)
         assert torch.equal(moe_sum_reduce(strided), moe_sum_reduce(x))
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5, 16, 17])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_router_logits(tokens: int, dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(tokens)
+    x = torch.randn(tokens, 72, generator=g).to(dtype).to(DEVICE)[:, :70]
+    weight = torch.randn(6, 70, generator=g).to(DEVICE)
+    got = router_logits(x, weight)
+    torch.testing.assert_close(got, router_logits_reference(x, weight), rtol=1e-5, atol=1e-4)
+    if 1 < tokens <= 16:
+        assert torch.equal(router_logits(x[1:2], weight)[0], got[1])  # a row's bits do not depend on its neighbours
+    with pytest.raises(ValueError, match="are wanted"):
+        router_logits(x, weight.half())
