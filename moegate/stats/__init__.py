@@ -15,6 +15,7 @@ from moegate.stats.families import (
     detectable,
     pairs_to_detect,
 )
+from moegate.stats.launches import log_ratio, roles, samples_of, value_of
 from moegate.stats.paired import DifferentSamples, PairedAccuracy, accuracy_non_inferiority, mcnemar
 from moegate.stats.power import minimum_detectable_effect, more_pairs, pair_sd
 from moegate.stats.schedule import Order, Turn, schedule, turns
@@ -68,6 +69,7 @@ __all__ = [
     "hodges_lehmann",
     "interval",
     "intervals",
+    "log_ratio",
     "mcnemar",
     "minimum_detectable_effect",
     "more_pairs",
@@ -75,12 +77,15 @@ __all__ = [
     "one_sided_p",
     "pair_sd",
     "pairs_to_detect",
+    "roles",
     "rules_of",
+    "samples_of",
     "schedule",
     "screen_decision",
     "shift",
     "turns",
     "two_sample_p",
+    "value_of",
     "void_reason",
     "walsh_averages",
 ]

@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from moegate.errors import RecordError
 from moegate.records import Plan
 from moegate.stats.families import adjusted_p
 from moegate.stats.signedrank import FloatArray, as_rows, equivalence_p, hodges_lehmann, one_sided_p
@@ -64,11 +65,14 @@ class Rules:
 
 
 def rules_of(plan: Plan) -> Rules:
-    """The numbers of the two-stage test that a plan asks for."""
+    """The numbers of the two-stage test that a plan asks for. RecordError where they cannot be."""
     policy, gate = plan.compare, plan.gate
-    if policy is None:
-        return Rules(margin=gate.margin, q=gate.q, tolerance=gate.tolerance)
-    return Rules(policy.screen, policy.confirm, policy.futility, gate.margin, gate.q, gate.tolerance)
+    try:
+        if policy is None:
+            return Rules(margin=gate.margin, q=gate.q, tolerance=gate.tolerance)
+        return Rules(policy.screen, policy.confirm, policy.futility, gate.margin, gate.q, gate.tolerance)
+    except ValueError as error:  # a matrix cannot say so; a plan that somebody sent can
+        raise RecordError(f"the plan's policy cannot be: {error}") from None
 
 
 @dataclass(frozen=True)

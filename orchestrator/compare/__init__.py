@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.compare.core import TAIL_FLOORS, arms_of, compare, family_of
-from orchestrator.compare.pairs import CellPairs, Pair, pair_up, samples_of, value_of
+from orchestrator.compare.pairs import CellPairs, Pair, pair_up
 from orchestrator.compare.prediction import Prediction, predict
 
 __all__ = [
@@ -16,6 +16,4 @@ __all__ = [
     "family_of",
     "pair_up",
     "predict",
-    "samples_of",
-    "value_of",
 ]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from moegate.records import Effect
-from moegate.stats import hodges_lehmann, intervals
-from orchestrator.compare.pairs import Pair, samples_of, value_of
+from moegate.stats import hodges_lehmann, intervals, samples_of, value_of
+from orchestrator.compare.pairs import Pair
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Literal
 
-from moegate.records import Launch, Measurement, PlannedCell, Samples
-from moegate.stats import void_reason
+from moegate.records import Launch, Measurement, PlannedCell
+from moegate.stats import roles, void_reason
 
 Stage = Literal["screen", "confirm"]
 STAGES: tuple[Stage, ...] = ("screen", "confirm")
@@ -97,36 +95,12 @@ def _problem(cell: PlannedCell, launches: Sequence[Launch]) -> str | None:
 def _form(key: tuple[Stage, int], launches: list[Launch], arms: tuple[str, str], *, timed: bool) -> Pair | str:
     """The pair of these launches, or why there is none. Heat and clocks spoil a timing, not an answer."""
     stage, number = key
-    ordered = sorted(launches, key=lambda launch: -1 if launch.order is None else launch.order)
-    if arms[0] == arms[1]:
-        last = ordered[-2:]
-        if len(last) < 2:
-            return "its partner is missing"
-        # The arms are the same: ABBA roles by the pair's number, so that a drift still cancels.
-        baseline, candidate = last if number % 2 == 0 else (last[1], last[0])
-    else:
-        found = [[launch for launch in ordered if launch.arm == arm] for arm in arms]
-        if not all(found):
-            return "its partner is missing"
-        baseline, candidate = found[0][-1], found[1][-1]
+    found = roles(launches, arms)
+    if isinstance(found, str):
+        return found
+    baseline, candidate = found
     if baseline.order is not None and candidate.order is not None and abs(baseline.order - candidate.order) != 1:
         return "its partner did not run next to it"
     old, new = (x.detail if timed else {_INPUT: x.detail.get(_INPUT)} for x in (baseline, candidate))
     reason = void_reason(old, new)
     return reason if reason is not None else Pair(stage, number, baseline, candidate)
-
-
-def samples_of(launch: Launch, metric: str | None) -> Samples | None:
-    """The samples of a metric by name, or (None) of the launch's own primary metric."""
-    if metric is None:
-        return launch.primary()
-    return next((samples for samples in launch.samples if samples.metric == metric), None)
-
-
-def value_of(samples: Samples) -> float | None:
-    """What a launch says of a metric: the median of its values; None where that is not a positive number."""
-    values = samples.values
-    if not values:
-        return None
-    value = values[0] if len(values) == 1 else median(values)
-    return value if math.isfinite(value) and value > 0.0 else None

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from moegate.records import PlannedCell
-from moegate.stats import hodges_lehmann
-from orchestrator.compare.pairs import Pair, samples_of, value_of
+from moegate.stats import hodges_lehmann, samples_of, value_of
+from orchestrator.compare.pairs import Pair
 
 KernelTimes = Mapping[int, tuple[float, float]]
 """Batch size -> (baseline, candidate) microseconds."""

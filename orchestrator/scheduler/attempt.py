@@ -20,7 +20,7 @@ from moegate.canonical import file_digest
 from moegate.devices import normalise
 from moegate.errors import InfraError, UsageError
 from moegate.records import DeviceIdentity, Launch, Measurement
-from moegate.stats import Rules, Turn, next_stage, turns
+from moegate.stats import Rules, Turn, log_ratio, next_stage, turns
 from orchestrator.cells import KINDS, Kind, Work, wrong_kernels, wrong_proof
 from orchestrator.cells.tune import OUTPUT
 from orchestrator.pools.isolation import LaunchResult, LaunchSpec
@@ -30,7 +30,6 @@ from orchestrator.scheduler.installing import environments
 from orchestrator.scheduler.job import AttemptDone, AttemptJob
 from orchestrator.scheduler.keys import host_fingerprint
 from orchestrator.scheduler.logs import heading, keep_logs
-from orchestrator.scheduler.ratios import log_ratio
 from orchestrator.scheduler.resident import alone, explained, is_resident, run_together
 from orchestrator.scheduler.rundir import MAX_RESULT_BYTES
 from orchestrator.sources import Environment

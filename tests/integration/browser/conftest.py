@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tarfile
 import time
 import urllib.error
@@ -199,14 +197,9 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
 @pytest.fixture(scope="session")
 def runs() -> ModuleType:
     """The maker of runs that the unit tests use."""
-    path = Path(__file__).parents[2] / "unit" / "reports" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("report_runs", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["report_runs"] = module
-    spec.loader.exec_module(module)
-    return module
+    from tests.unit.reports import runs
+
+    return runs
 
 
 @pytest.fixture

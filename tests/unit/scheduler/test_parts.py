@@ -1,4 +1,3 @@
-import math
 import os
 from dataclasses import replace
 
@@ -6,62 +5,14 @@ import pytest
 
 from moegate.errors import RecordError, UsageError
 from moegate.journal import Journal, read
-from moegate.records import DeviceIdentity, GatePolicy, Launch, Plan, PlannedCell, Samples
+from moegate.records import DeviceIdentity, GatePolicy, Plan, PlannedCell
 from orchestrator.plan import read_history
 from orchestrator.pools.isolation import LaunchResult
 from orchestrator.scheduler import RunDir, execute, keys
 from orchestrator.scheduler.classify import ending, last_line, tail
-from orchestrator.scheduler.ratios import log_ratio
 from orchestrator.scheduler.state import outcomes, read_cells
 
 CPU = DeviceIdentity("cpu", "c", "cpu:host")
-
-
-def launch(arm: str, value: float, pair: int = 0, order: int = 0, better: str = "higher", **more) -> Launch:
-    samples = (Samples("speed", "x", better, (value,), primary=True), Samples("other", "x", "lower", (1 / value,)))
-    return Launch(CPU, "t", 0.0, samples, arm=arm, pair=pair, order=order, **more)
-
-
-def test_a_log_ratio_is_positive_where_the_candidate_is_better():
-    pair = [launch("b", 2.0, order=1), launch("a", 1.0)]
-    assert log_ratio(pair, ("a", "b"), None) == pytest.approx(math.log(2))
-    assert log_ratio(pair, ("b", "a"), None) == pytest.approx(-math.log(2))
-    assert log_ratio(pair, ("a", "b"), "other") == pytest.approx(math.log(2)), "lower is better there"
-
-
-@pytest.mark.parametrize(
-    ("pair", "why"),
-    [
-        ([launch("a", 1.0)], "partner is missing"),
-        ([launch("a", 1.0), launch("a", 1.0)], "not of the two arms"),
-        ([launch("a", 1.0), launch("b", 1.0, void_reason="short")], "short"),
-        ([launch("a", 1.0, detail={"driver": "1"}), launch("b", 1.0, detail={"driver": "2"})], "driver"),
-        ([launch("a", -1.0), launch("b", 1.0)], "no positive value"),
-    ],
-)
-def test_what_is_no_pair_says_why(pair, why):
-    assert why in log_ratio(pair, ("a", "b"), None)
-
-
-def test_the_ratios_here_are_those_of_the_comparison():
-    from moegate.records import Measurement
-    from orchestrator.compare.effects import metric_pairs
-    from orchestrator.compare.pairs import pair_up
-
-    launches = [
-        replace(launch(arm, 1.0 + 0.1 * n, pair=n // 2, order=n), stage="screen")
-        for n, arm in enumerate(["a", "b", "b", "a", "a", "b"])
-    ]
-    cell = PlannedCell("c", "serve", "c", {}, "", 1.0, ("a", "b"))
-    result = Measurement("serve", "ok", CPU, {}, {"n": 1}, tuple(launches))
-    found = metric_pairs(pair_up(cell, ("a", "b"), [result]).pairs, None)
-    here = [log_ratio(launches[n : n + 2], ("a", "b"), None) for n in (0, 2, 4)]
-    assert found.signed() == pytest.approx(here)
-    same = [replace(item, arm="a") for item in launches]
-    result = replace(result, launches=tuple(same))
-    found = metric_pairs(pair_up(replace(cell, arms=("a", "a"), aa=True), ("a", "a"), [result]).pairs, None)
-    here = [log_ratio(same[n : n + 2], ("a", "a"), None) for n in (0, 2, 4)]
-    assert found.signed() == pytest.approx(here), "A/A pairs take turns in both"
 
 
 ENDINGS = [
