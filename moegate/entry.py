@@ -14,7 +14,7 @@ from typing import NoReturn
 from moegate.errors import InfraError, MoegateError, UsageError
 from moegate.exits import Exit
 
-__all__ = ["from_os", "guard", "unwind_on_termination"]
+__all__ = ["from_os", "guard", "open_streams", "unwind_on_termination"]
 
 # What a path that somebody named can be; any other refusal of the system (no space, no descriptor) is the machine's.
 _OF_A_PATH = frozenset(
@@ -32,6 +32,24 @@ def from_os(error: OSError) -> MoegateError:
     if name is not None and error.errno in _OF_A_PATH:
         return UsageError(what, file=os.fspath(name))
     return InfraError(what if name is None else f"{os.fspath(name)}: {what}")
+
+
+# What we import only where it is needed -> the extra that brings it.
+_EXTRAS = {
+    "torch": "cpu", "triton": "cpu", "ray": "ray", "dpctl": "xpu", "aiohttp": "serve", "safetensors": "serve",
+    "starlette": "serve", "uvicorn": "serve",
+}  # fmt: skip
+
+
+def open_streams() -> None:
+    """Let nothing that we open take the place of a standard stream that somebody closed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
 def unwind_on_termination() -> None:
@@ -53,6 +71,7 @@ def guard(program: str, command: Callable[[], object], *, interrupted: str = "")
         command: parses sys.argv and works; may exit by itself.
         interrupted: printed where a person interrupts it.
     """
+    open_streams()
     for stream in (sys.stdout, sys.stderr):
         # File names and logs hold what no encoding can spell; a message must not die of that.
         reconfigure = getattr(stream, "reconfigure", None)
@@ -66,6 +85,8 @@ def guard(program: str, command: Callable[[], object], *, interrupted: str = "")
         if interrupted:
             print(f"{program}: {interrupted}", file=sys.stderr)
         code = int(Exit.INTERRUPTED)
+    except ModuleNotFoundError as error:
+        code = _say(program, _not_installed(error))
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); nothing is left to say.
         code = int(Exit.OK)
@@ -73,6 +94,14 @@ def guard(program: str, command: Callable[[], object], *, interrupted: str = "")
         code = _say(program, from_os(error))
     _drop_output()
     sys.exit(code)
+
+
+def _not_installed(error: ModuleNotFoundError) -> InfraError:
+    """Name the extra that brings a missing module; one that no extra brings is a defect."""
+    name = (error.name or "").partition(".")[0]
+    if name not in _EXTRAS:
+        raise error
+    return InfraError(f"{name} is not installed (fix: python -m pip install 'moegate[{_EXTRAS[name]}]')")
 
 
 def _finished(command: Callable[[], object]) -> int:

@@ -3,11 +3,13 @@
 import sys
 from pathlib import Path
 
+from moegate.entry import open_streams
 from orchestrator.cells.base import PYTHON
 from orchestrator.matrix import load
 from orchestrator.plan import build
 from orchestrator.scheduler import execute
 
+open_streams()
 repository, out = Path(sys.argv[1]), Path(sys.argv[2])
 script = str(Path(__file__).with_name("fake_program.py"))
 programs = {name: (PYTHON, "-I", "-S", script, name) for name in ("orchestrator", "tuner", "serving")}

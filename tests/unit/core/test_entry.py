@@ -95,6 +95,22 @@ def test_a_name_that_is_too_long_is_exit_2_for_every_program(tmp_path: Path, arg
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(("name", "code", "said"), [("torch.nn", 3, "moegate[cpu]"), ("nonsense", 1, "Traceback")])
+def test_what_is_not_installed_is_named_with_the_extra_that_brings_it(name: str, code: int, said: str) -> None:
+    returned, _, stderr = ended(f"(_ for _ in ()).throw(ModuleNotFoundError('x', name='{name}'))")
+    assert returned == code
+    assert said in stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_standard_stream_is_taken_by_no_file_of_ours(tmp_path: Path, closed: str) -> None:
+    code = "from moegate.entry import guard; guard('prog', lambda: open('file', 'w').fileno() - 3)"
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code], cwd=tmp_path, timeout=30
+    )
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130)])
 def test_a_signal_unwinds_and_is_the_exit_code(tmp_path: Path, number: int, code: int) -> None:
     body = (
