@@ -206,13 +206,17 @@ class History:
         points = [_row_cell(row, _run_row(row, "run_")) for row in self._db.execute(query, values)]
         return [_marked(point, points[i - 1] if i else None) for i, point in enumerate(points)]
 
-    def aa_rate(self, *, branch: str | None = None) -> Rate:
-        """How often A/A cells were flagged over all imported runs, with its exact 95 % interval."""
+    def aa_rate(self, *, branch: str | None = None, without: str = "") -> Rate:
+        """How often A/A cells were flagged over all imported runs, with its exact 95 % interval.
+
+        branch: only runs of this one. without: a run's id that is left out.
+        """
         query = (
             "SELECT count(*), coalesce(sum(verdict IN ('improved', 'regressed')), 0) FROM cells "
-            "JOIN runs ON runs.id = cells.run WHERE aa AND verdict IS NOT NULL AND (? IS NULL OR branch = ?)"
+            "JOIN runs ON runs.id = cells.run WHERE aa AND verdict IS NOT NULL AND (? IS NULL OR branch = ?) "
+            "AND run != ?"
         )
-        trials, events = self._db.execute(query, (branch, branch)).fetchone()
+        trials, events = self._db.execute(query, (branch, branch, without)).fetchone()
         return clopper_pearson(events, trials)
 
     def baseline(self, cell: str, *, branch: str, device_class: str, fingerprint: str) -> CellRow | str:
@@ -339,7 +343,8 @@ def remember(bundle: RunBundle, rundir: Path) -> RunBundle:
             known = next((row for row in history.runs(limit=-1) if row.id == run_id(bundle)), None)
             branch, revision = _where(rundir.parent) if known is None else (known.branch, known.revision)
             history.add(bundle, path=str(rundir), branch=branch, revision=revision)
-            return replace(bundle, history=history.earlier(bundle))
+            others = history.aa_rate(without=run_id(bundle))
+            return replace(bundle, history=history.earlier(bundle), aa_before=(others.events, others.trials))
     except (sqlite3.Error, OSError, RecordError) as error:
         return replace(bundle, notes=(*bundle.notes, f"not in the history: {error}"))
 

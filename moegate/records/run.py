@@ -79,7 +79,8 @@ class RunBundle:
 
     `measurements` maps cell id to the results of its finished attempts, in order. `config_files` maps each tuned
     config file (relative name) to its parsed content; `commands` maps cell id to the command line that reproduces it.
-    `history` maps cell id to earlier runs of the same cell on comparable machines, oldest first.
+    `history` maps cell id to earlier runs of the same cell on comparable machines, oldest first; `aa_before` counts
+    the A/A cells that all other runs of that history judged, flagged ones first.
     """
 
     plan: Plan
@@ -94,4 +95,5 @@ class RunBundle:
     started: str = ""
     finished: str = ""
     history: dict[str, tuple[TrendPoint, ...]] = field(default_factory=dict)
+    aa_before: tuple[int, int] = (0, 0)
     schema: int = 1

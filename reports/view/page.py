@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from moegate.exits import rank
 from moegate.records import Effect, RunBundle
+from moegate.stats import clopper_pearson
 from reports import svg
 from reports.text import count, one_line, percent
 from reports.view.changes import ArmRow, ConfigSet, DispatchRow, anchor_for, arm_rows, config_sets, dispatch_rows
@@ -265,14 +266,32 @@ def _row(joined: Joined, linked: bool) -> Row:
     )
 
 
+def _false_alarms(bundle: RunBundle) -> str:
+    """How often null cells were flagged: in this run, and in all runs of its history together."""
+    comparison = bundle.comparison
+    flagged, judged = comparison.aa_flagged, comparison.aa_cells
+    said = [_rate(flagged, judged, "in this run", comparison.aa_upper)]
+    if not judged:
+        said = ["This run has no A/A cell (the matrix key aa adds one)"]
+    before, trials = bundle.aa_before
+    if trials:
+        upper = clopper_pearson(flagged + before, judged + trials).high
+        said.append(_rate(flagged + before, judged + trials, "with the earlier runs of this history", upper))
+    controls = [v for v in comparison.cells if v.control and v.verdict is not None]
+    if controls:
+        moved = sum(v.verdict in ("improved", "regressed") for v in controls)
+        said.append(f"{moved} of {count(len(controls), 'negative control')} moved")
+    return "; ".join(said) + "."
+
+
+def _rate(flagged: int, judged: int, where: str, upper: float | None) -> str:
+    bound = "" if upper is None else f" (95 % confidence: a rate of at most {percent(upper, 1, sign=False)})"
+    return f"{flagged} of {count(judged, 'A/A cell')} flagged {where}{bound}"
+
+
 def _trust(bundle: RunBundle) -> Trust:
     comparison = bundle.comparison
-    if comparison.aa_cells:
-        aa = f"{comparison.aa_flagged} of {count(comparison.aa_cells, 'A/A cell')} flagged"
-        if comparison.aa_upper is not None:
-            aa += f"; at 95 % confidence the true rate is at most {percent(comparison.aa_upper, 1, sign=False)}"
-    else:
-        aa = "This run has no A/A cells, so its false-alarm rate was not observed. The matrix key aa adds one."
+    aa = _false_alarms(bundle)
     floors = [v.detectable for v in comparison.cells if v.detectable is not None]
     detectable = "Not known: no cell has the pairs for it."
     if floors:

@@ -161,6 +161,8 @@ def test_the_false_alarm_rate_over_all_runs(history: History) -> None:
     assert (rate.events, rate.trials) == (1, 3)
     assert rate.low < 1 / 3 < rate.high
     assert history.aa_rate(branch="other").trials == 0
+    left = sorted(history.aa_rate(without=run.id).trials for run in history.runs())
+    assert left == [2, 2, 2, 3, 3], "a run without a judged A/A cell takes none away"
 
 
 def test_hostile_text_is_data(history: History) -> None:

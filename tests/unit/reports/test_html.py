@@ -167,9 +167,15 @@ def test_drill_down_carries_launches_order_command_log_and_cases(green: RunBundl
 
 def test_confidence_is_stated(green: RunBundle, red: RunBundle) -> None:
     words = Document(html.render(green)).words
-    assert "0 of 1 A/A cell flagged" in words
+    assert "0 of 1 A/A cell flagged in this run" in words
+    longer = Document(html.render(dataclasses.replace(green, aa_before=(1, 99)))).words
+    assert (
+        "1 of 100 A/A cells flagged with the earlier runs of this history (95 % confidence: a rate of at most 5.4 %)"
+        in (longer)
+    )
     assert "every one of them a change of" in words
-    assert "has no A/A cells" in Document(html.render(red)).words
+    words = Document(html.render(red)).words
+    assert "has no A/A cell (the matrix key aa adds one); 0 of 1 negative control moved" in words
 
 
 def test_links_lead_somewhere(red: RunBundle, green: RunBundle) -> None:
