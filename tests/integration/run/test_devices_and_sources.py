@@ -11,6 +11,7 @@ import pytest
 
 from moegate import journal
 from moegate.errors import UsageError
+from moegate.records import Comparison, read
 from orchestrator.bundle import read_run
 from orchestrator.commands._conclude import conclude
 from orchestrator.scheduler import RunDir
@@ -100,6 +101,21 @@ def test_both_stages_of_a_cell_run_on_one_card(run, four_cards):
     # On this platform auto is served by another backend than Triton, so its cell is a control.
     assert [c.control for c in facts.plan.cells if c.kind == "serve"] == [True, False]
     assert conclude(run.path).exit == 0
+
+
+def test_a_cells_on_every_card_at_once_are_judged_and_counted(run, four_cards):
+    """The baseline against itself with all slots busy: what the report calls its false-alarm rate."""
+    run.edit(POOL, ("    batch_sizes: [2]\n", "    batch_sizes: [2]\n    aa: true\n    dtypes: [float32, bfloat16, float16, fp8_w8a8]\n    graph: [eager, full]\n"),
+             ("kind: check\n  - kind: kernel-test\n    dtypes: [float32]", "kind: check"))  # fmt: skip
+    run("kernel-bench/*")
+    spans = attempts(run.path)
+    at_once = max(sum(first <= at <= last for _, first, last in spans) for _, at, _ in spans)
+    assert at_once == 4
+    conclude(run.path)
+    comparison = read(Comparison, run.path / "comparison.json")
+    assert (comparison.aa_cells, comparison.aa_flagged) == (8, 0)
+    assert {cell.family for cell in comparison.cells} == {"control"}
+    assert "0 of 8 A/A cells flagged in this run" in (run.path / "report.html").read_text()
 
 
 def test_a_launch_on_another_card_is_no_result(run, four_cards):
