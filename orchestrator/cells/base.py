@@ -15,9 +15,13 @@ from orchestrator.pools.isolation import PYTHON
 from orchestrator.scalars import Duration, Line, Whole
 
 __all__ = [
+    "AA",
+    "ARMS",
     "DTYPES",
     "ENGINES",
     "GRAPHS",
+    "MODEL",
+    "POOL",
     "PROGRAMS",
     "PYTHON",
     "Axis",
@@ -63,6 +67,14 @@ class Axis:
     key: str
     name: str
     multiplies: bool = True
+
+
+POOL, MODEL = Axis("pools", "pool"), Axis("models", "model")
+"""The axes that most kinds begin with."""
+
+ARMS = Field(default=None, description="default: compare's baseline and candidate")
+AA = Field(default=False, description="run the baseline against itself")
+"""The keys of kinds that compare two arms."""
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from moegate.turns import FOLDER, ROUNDS
-from orchestrator.cells.base import Axis, CellSpec, Command, Engine, Graph, Kind, Work, one_launch
-from orchestrator.scalars import Backend, Bool, Many, Name, Natural, Rate, Whole, fail
+from orchestrator.cells.base import AA, Axis, Command, Kind, Work, one_launch
+from orchestrator.cells.served import SERVED, ServedSpec, reads, server
+from orchestrator.scalars import Bool, Many, Natural, Rate, Whole, fail
 
-__all__ = ["KIND", "Load", "server"]
+__all__ = ["KIND", "Load"]
 
 
 class Load(BaseModel):
@@ -33,51 +33,15 @@ class Load(BaseModel):
         return self
 
 
-class ServeSpec(CellSpec):
+class ServeSpec(ServedSpec):
     """The model served under both arms."""
 
     kind: Literal["serve"]
-    pools: Many[Name]
-    models: Many[Name]
-    engine: Many[Engine] = Field(default=["moegate"])
-    moe_runner_backend: Many[Backend] = Field(default=["auto"])
-    graph: Many[Graph] = Field(default=["eager"])
     load: Many[Load]
     residency: Literal["both", "swap"] = Field(
         default="swap", description="keep both servers resident, or one at a time"
     )
-    arms: Many[Name] | None = Field(default=None, description="default: compare's baseline and candidate")
-    aa: Bool = Field(default=False, description="run the baseline against itself")
-
-
-def server(work: Work) -> list[str]:
-    """The `serving launch` part of a command line, up to `--`."""
-    assert work.model is not None
-    model = work.model
-    argv = [
-        *work.programs["serving"],
-        "launch",
-        f"--engine={work.axis('engine')}",
-        f"--model={model.config}",
-        f"--weights={model.weights}",
-        f"--dtype={work.cell.axes['dtype']}",
-        f"--moe-runner-backend={work.axis('moe_runner_backend')}",
-        f"--graph={work.axis('graph')}",
-        f"--configs={work.config_argument()}",
-        "--port=0",
-        f"--seed={work.seed}",
-    ]
-    argv += work.sharding()
-    return argv
-
-
-def reads(work: Work) -> tuple[Path, ...]:
-    """What a server reads: the model's folder, its weights and the arm's configs."""
-    assert work.model is not None
-    paths = [Path(work.model.config)]
-    paths += [Path(work.model.weights)] if work.model.weights != "random" else []
-    paths += [work.configs] if work.configs else []
-    return tuple(paths)
+    aa: Bool = AA
 
 
 def _command(work: Work) -> Command:
@@ -96,11 +60,7 @@ KIND = Kind(
     name="serve",
     spec=ServeSpec,
     axes=(
-        Axis("pools", "pool"),
-        Axis("models", "model"),
-        Axis("engine", "engine"),
-        Axis("moe_runner_backend", "moe_runner_backend"),
-        Axis("graph", "graph"),
+        *SERVED,
         Axis("load", "load"),
         Axis("residency", "residency", multiplies=False),
     ),
