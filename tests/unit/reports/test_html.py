@@ -14,7 +14,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from moegate.records import CellOutcome, Comparison, Divergence, GatePolicy, GateResult, Plan, RunBundle
+from moegate.records import CellOutcome, Comparison, Divergence, GatePolicy, GateResult, Measurement, Plan, RunBundle
 from reports import html, summary
 from reports.text import percent
 from reports.words import LOOKS
@@ -163,6 +163,26 @@ def test_drill_down_carries_launches_order_command_log_and_cases(green: RunBundl
     assert "E=8.json:3 num_warps 3" in failing
     assert "2 void, not paired" in failing
     assert "About 14 more pairs would settle it" in failing
+
+
+def test_the_code_of_each_arm_is_named_with_the_kernels_that_really_ran(green: RunBundle) -> None:
+    sha = "0123456789abcdef0123456789abcdef01234567"
+    arms = tuple(dataclasses.replace(a, source=sha if a.name == "tuned" else None) for a in green.plan.arms)
+
+    def built(result: Measurement) -> Measurement:
+        launches = [
+            dataclasses.replace(
+                x, proof=x.proof and dataclasses.replace(x.proof, kernel_hash=f"{x.arm}".ljust(64, "0"))
+            )
+            for x in result.launches
+        ]
+        return dataclasses.replace(result, launches=tuple(launches))
+
+    measurements = {cell: tuple(map(built, results)) for cell, results in green.measurements.items()}
+    plan = dataclasses.replace(green.plan, arms=arms)
+    words = Document(html.render(dataclasses.replace(green, plan=plan, measurements=measurements))).words
+    assert f"source this checkout {sha}" in words
+    assert "kernels that ran moegate untuned00000 moegate tuned0000000" in words
 
 
 def test_confidence_is_stated(green: RunBundle, red: RunBundle) -> None:
