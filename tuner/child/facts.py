@@ -5,21 +5,40 @@ from __future__ import annotations
 import functools
 import re
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import triton
+
 from tuner.compile.facts import captured
 from tuner.compile.targets import activate_target
 
-__all__ = ["compile_facts", "stub_driver"]
+__all__ = ["compile_facts", "settle_keys", "stub_driver"]
 
 
 def stub_driver(backend: str, arch: str, warp: int) -> None:
     """Make Triton compile for (backend, arch, warp size), such as ("cuda", "90", 32), whatever this machine has."""
     activate_target(backend, int(arch) if arch.isdigit() else arch, warp)
+
+
+def settle_keys() -> int:
+    """Let every kernel that this process has loaded compute its cache key, in one order; returns how many there are.
+
+    With Triton 3.6 a kernel's key depends on which kernels that share its helpers were compiled before it. Each child
+    compiles in an order of its own, so that one would not find what another one left in the cache.
+    """
+    found: dict[tuple[str, str], Any] = {}
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if isinstance(value, triton.runtime.JITFunction) and value.__module__ == module.__name__:
+                found[value.__module__, name] = value
+    for key in sorted(found):
+        _ = found[key].cache_key
+    return len(found)
 
 
 def compile_facts(kernel: str, launch: Callable[[], Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 import triton
 
 from moegate.records import to_json
-from tuner.child.facts import compile_facts, stub_driver
+from tuner.child.facts import compile_facts, settle_keys, stub_driver
 from tuner.child.timing import Timer, cold_copies, poisoned
 from tuner.compile.facts import captured
 from tuner.engines import load_adapter
@@ -48,7 +48,7 @@ class Session:
         limits = device.limits()
         kernel: dict[str, Any] = {}
         if engine is not None and problem is not None:
-            adapter = load_adapter(engine, Problem.from_dict(problem))
+            adapter = _load(engine, problem)
             kernel = {
                 "kernel_hash": adapter.kernel_hash(),
                 "descriptors_first": bool(adapter.descriptors & device.features()),
@@ -67,7 +67,7 @@ class Session:
 
     def do_warm(self, engine: str, problem: dict[str, Any]) -> dict[str, Any]:
         """Pay for the imports, and touch no device."""
-        load_adapter(engine, Problem.from_dict(problem))
+        _load(engine, problem)
         return {"pid": os.getpid()}
 
     def do_setup(self, engine: str, problem: dict[str, Any], seed: int, routes: int, routing: str = "uniform",
@@ -75,7 +75,7 @@ class Session:
         """Make the adapter and its weights on this child's device."""
         device = live()
         self.options = {"seed": seed, "routes": routes, "routing": routing}
-        self.adapter = load_adapter(engine, Problem.from_dict(problem))
+        self.adapter = _load(engine, problem)
         size = self.adapter.setup(device.torch_device(), seed, 1)
         copies = cold_copies(size, device.limits().l2_bytes) if device.kind != "cpu" else 1
         self.options["routes"] = max(routes, copies)  # one replay goes through all copies
@@ -156,7 +156,7 @@ class Session:
     def _simulated(self, engine: str, problem: dict[str, Any], target: Mapping[str, Any]) -> Adapter:
         if self.adapter is None:
             stub_driver(str(target["backend"]), str(target["arch"]), int(target["warp"]))
-            adapter = load_adapter(engine, Problem.from_dict(problem))
+            adapter = _load(engine, problem)
             adapter.simulate(target)
             adapter.setup(torch.device("meta"), 0, 1)
             self.adapter = adapter
@@ -207,6 +207,12 @@ class Session:
             "compiled": self._compiles.names,
             "spent": spent,
         }
+
+
+def _load(engine: str, problem: dict[str, Any]) -> Adapter:
+    adapter = load_adapter(engine, Problem.from_dict(problem))
+    settle_keys()
+    return adapter
 
 
 class _CompileCounter:
