@@ -13,6 +13,7 @@ import pytest
 
 from moegate import journal
 from orchestrator.bundle import read_run
+from orchestrator.scheduler import RunDir
 from orchestrator.scheduler.state import run_id
 
 
@@ -108,6 +109,19 @@ def test_a_signal_ends_the_run_and_resume_goes_on(run, number, code):
     assert set(check_history(run.path).values()) == {"PASSED"}
 
 
+def test_a_second_signal_changes_nothing_of_that(run):
+    run.edit(("untuned: {configs: none}", "untuned: {configs: none, env: {FAKE_SLEEP: '0.2'}}"))
+    process = run.start()
+    assert wait_for_entries(process, run.path, 14)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert finish(process)[0] == 130
+    check_history(run.path)
+    assert finish(run.start(resume=True))[0] == 0
+    assert set(check_history(run.path).values()) == {"PASSED"}
+
+
 def test_cancel_stops_the_holder_and_keeps_what_was_finished(run):
     run.edit(("untuned: {configs: none}", "untuned: {configs: none, env: {FAKE_SLEEP: '0.2'}}"))
     process = run.start()
@@ -136,6 +150,19 @@ def test_the_second_orchestrator_of_a_directory_ends_at_once(run):
     assert first.poll() is None
     first.kill()
     finish(first)
+
+
+def test_the_second_command_is_exit_3_names_the_holder_and_writes_nothing(run):
+    run("check/*")
+    with RunDir(run.path).hold():
+        before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+        began = time.monotonic()
+        argv = [sys.executable, "-P", "-m", "orchestrator", "run", str(run.repository / "matrix.yaml"), "--resume"]
+        done = subprocess.run([*argv, "--out", str(run.path)], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert f'"pid": {os.getpid()}' in done.stderr
+        assert time.monotonic() - began < 20
+        assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
 
 
 def test_a_journal_that_was_torn_is_gone_on_with_and_a_damaged_one_is_refused(run):

@@ -137,3 +137,18 @@ def test_a_full_disk_takes_the_entry_back(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.undo()
         assert log.append("later") == 1
     assert [entry.kind for entry in journal.read(tmp_path / "journal")] == ["journal", "later"]
+
+
+def test_an_empty_journal_is_one_that_was_never_begun(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.touch()
+    assert journal.read(path) == []
+    with Journal.open(path) as log:
+        assert log.append("step") == 1
+
+
+def test_line_ends_of_another_system_are_damage(tmp_path: Path) -> None:
+    path = written(tmp_path / "journal")
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    with pytest.raises(RecordError, match="entry 0 is damaged"):
+        journal.read(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import fields
@@ -142,6 +143,30 @@ def test_a_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
         holder.wait()
         with locks.FileLock(path):
             assert json.loads(path.read_text())["pid"]
+
+
+def test_a_recycled_process_number_in_a_lock_holds_nothing(tmp_path: Path) -> None:
+    """The file names a process that lives and has never heard of it."""
+    path = tmp_path / "lock"
+    path.write_text(json.dumps({"pid": os.getppid()}))
+    with locks.FileLock(path):
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+
+
+def test_a_child_that_outlives_its_parent_does_not_inherit_its_lock(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys; from pathlib import Path; from moegate.locks import FileLock\n"
+        "FileLock(Path(sys.argv[1])).acquire()\n"
+        "print(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL, close_fds=False).pid)\n"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path / "lock")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    child = int(done.stdout)
+    try:
+        os.kill(child, 0)
+        locks.FileLock(tmp_path / "lock").acquire().release()
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_a_device_lock_cannot_leave_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
