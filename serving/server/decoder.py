@@ -22,7 +22,9 @@ from xkernels.ops.prepared import PreparedExperts
 
 __all__ = ["Decoder", "Prompt"]
 
-Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Turn = tuple[torch.Tensor, torch.Tensor]
+Attend = Callable[[int, torch.Tensor, torch.Tensor, Turn], torch.Tensor]
+"""(layer, queries and keys [T, heads + kv_heads, D] before their rotation, values, (cos, sin)) -> [T, heads, D]."""
 Beside = Callable[[Callable[[], torch.Tensor], Callable[[], torch.Tensor]], tuple[torch.Tensor, torch.Tensor]]
 BUCKET = 64  # decode reads keys up to the longest sequence, rounded up to this many positions
 
@@ -73,7 +75,9 @@ class Decoder:
         positions = self._ids([at for length in lengths for at in range(length)])
         rows = self._ids([self.cache.row(p.slot, at) for p, n in zip(prompts, lengths, strict=True) for at in range(n)])
 
-        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        def attend(layer: int, qk: torch.Tensor, v: torch.Tensor, turn: Turn) -> torch.Tensor:
+            turned = self.glue.rotate(qk, *turn)
+            q, k = turned[:, : self.spec.heads], turned[:, self.spec.heads :]
             self.glue.store(self.cache, layer, k, v, rows)
             parts = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
             return torch.cat([_causal(*part) for part in parts])
@@ -94,8 +98,8 @@ class Decoder:
         """
         steps = Steps(self.cache, positions, slots, length)
 
-        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            self.glue.store(self.cache, layer, k, v, steps.rows)
+        def attend(layer: int, qk: torch.Tensor, v: torch.Tensor, turn: Turn) -> torch.Tensor:
+            q = self.glue.place(self.cache, layer, qk, v, turn, steps.rows)
             return self.glue.attend(self.cache, layer, q, self.spec.kv_heads, steps)
 
         return self._run(tokens, steps.positions, attend)
@@ -126,7 +130,7 @@ class Decoder:
     ) -> torch.Tensor:
         spec = self.spec
         both = spec.heads + spec.kv_heads
-        qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], both + spec.kv_heads, spec.head_dim)
+        qkv = self.glue.linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], both + spec.kv_heads, spec.head_dim)
         qk, v = qkv[:, :both], qkv[:, both:]
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = (
@@ -134,9 +138,8 @@ class Decoder:
                 for part, weight in ((qk[:, : spec.heads], layer.q_norm), (qk[:, spec.heads :], layer.k_norm))
             )
             qk = torch.cat([q, k], dim=1)
-        qk = self.glue.rotate(qk, cos, sin)
-        out = attend(index, qk[:, : spec.heads], qk[:, spec.heads :], v)
-        return F.linear(out.reshape(x.shape[0], -1), layer.out, layer.out_bias)
+        out = attend(index, qk, v, (cos, sin))
+        return self.glue.linear(out.reshape(x.shape[0], -1), layer.out, layer.out_bias)
 
     def _mlp_block(self, index: int, layer: LayerWeights, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """What the block adds to the residual: one or two tensors [T, H]."""
@@ -152,7 +155,7 @@ class Decoder:
         return self.beside(lambda: self._gated(x, shared), lambda: self.experts(x, prepared, weights, ids, index))
 
     def _gated(self, x: torch.Tensor, mlp: MlpWeights) -> torch.Tensor:
-        return F.linear(self.glue.silu_mul(F.linear(x, mlp.gate_up)), mlp.down)
+        return self.glue.linear(self.glue.silu_mul(self.glue.linear(x, mlp.gate_up)), mlp.down)
 
     def _ids(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

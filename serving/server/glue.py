@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from serving.server.kvcache import KvCache
 from xkernels.ops.activation import silu_and_mul
 from xkernels.ops.attention import decode_attention
-from xkernels.ops.decoder import add_rms_norm, rotate
+from xkernels.ops.decoder import FEW_ROWS, add_rms_norm, few_rows_linear, rotate, rotate_and_store
 from xkernels.ops.kv_cache import store_kv_cache
 
 __all__ = ["Glue", "Steps", "TorchGlue", "TritonGlue"]
@@ -67,8 +67,17 @@ class Glue(Protocol):
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up for `gate_up` [T, 2I], gate columns first: [T, I]."""
 
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """`x` [T, K] times `weight` [N, K] transposed, plus `bias` [N]: [T, N]."""
+
     def store(self, cache: KvCache, layer: int, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor) -> None:
         """Write keys and values [T, kv_heads, D] to the cache's `rows` int64 [T]; row 0 takes what nobody reads."""
+
+    def place(
+        self, cache: KvCache, layer: int, qk: torch.Tensor, v: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor],
+        rows: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        """`rotate` `qk` [T, heads + kv_heads, D] by `turn` (cos, sin), and `store` its keys: queries [T, heads, D]."""
 
     def attend(self, cache: KvCache, layer: int, q: torch.Tensor, kv_heads: int, steps: Steps) -> torch.Tensor:
         """Attention of one new token per sequence, `q` [B, heads, D] -> [B, heads, D]."""
@@ -100,10 +109,24 @@ class TorchGlue:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """torch's."""
+        return F.linear(x, weight, bias)
+
     def store(self, cache: KvCache, layer: int, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor) -> None:
         """One indexed copy each."""
         cache.keys[layer].index_copy_(0, rows, k.reshape(-1, cache.width))
         cache.values[layer].index_copy_(0, rows, v.reshape(-1, cache.width))
+
+    def place(
+        self, cache: KvCache, layer: int, qk: torch.Tensor, v: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor],
+        rows: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        """One after the other."""
+        heads = qk.shape[1] - v.shape[1]
+        turned = self.rotate(qk, *turn)
+        self.store(cache, layer, turned[:, heads:], v, rows)
+        return turned[:, :heads]
 
     def attend(self, cache: KvCache, layer: int, q: torch.Tensor, kv_heads: int, steps: Steps) -> torch.Tensor:
         """Gather the slots, then torch's attention under a mask."""
@@ -118,7 +141,7 @@ class TritonGlue:
 
     functions: Mapping[str, Callable[..., Any]] = {
         "decode_attention": decode_attention, "store_kv_cache": store_kv_cache, "add_rms_norm": add_rms_norm,
-        "rotary": rotate, "silu_and_mul": silu_and_mul,
+        "rotary": rotate_and_store, "silu_and_mul": silu_and_mul, "linear": few_rows_linear,
     }  # fmt: skip
 
     def add_norm(
@@ -134,6 +157,17 @@ class TritonGlue:
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """`xkernels.ops.activation`."""
         return silu_and_mul(gate_up)
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """`xkernels.ops.decoder` for a few rows, torch's for more."""
+        return few_rows_linear(x, weight, bias) if x.shape[0] <= FEW_ROWS else F.linear(x, weight, bias)
+
+    def place(
+        self, cache: KvCache, layer: int, qk: torch.Tensor, v: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor],
+        rows: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        """`xkernels.ops.decoder`: one pass."""
+        return rotate_and_store(qk, v, *turn, cache.keys[layer], cache.values[layer], rows)
 
     def store(self, cache: KvCache, layer: int, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor) -> None:
         """`xkernels.ops.kv_cache`: rows of index 0 are not written."""

@@ -13,13 +13,14 @@ from tuner.compile.targets import Target
 from xkernels.ops.activation import SILU, Activation, silu_and_mul
 from xkernels.ops.align import moe_align_block_size
 from xkernels.ops.attention import decode_attention
+from xkernels.ops.decoder import add_rms_norm, few_rows_linear, rotate_and_store
 from xkernels.ops.fused_experts import PreparedExperts, fused_experts, prepare_experts
 from xkernels.ops.kv_cache import store_kv_cache
 from xkernels.ops.linear import block_fp8_linear, fp8_linear, prepare_block_fp8, prepare_fp8
 from xkernels.ops.quant import per_token_group_quant_fp8, scaled_fp8_quant
 from xkernels.ops.reduce import moe_sum_reduce
 from xkernels.ops.scheme import Scheme
-from xkernels.ops.topk import Router, topk
+from xkernels.ops.topk import Router, router_logits, topk
 
 __all__ = ["VARIANTS", "Variant", "experts_call"]
 
@@ -123,6 +124,16 @@ def _decode(target: Target) -> Any:
     return decode_attention(meta(4, 8, 128), cache, cache, meta(4, 512, dtype=ints), meta(4, dtype=ints))
 
 
+def _between(target: Target) -> Any:
+    """What lies between a decoder's big operators."""
+    del target
+    x, turn, cache = meta(2, 1280), meta(2, 128), meta(4096, 1280)
+    rotate_and_store(meta(2, 20, 128), meta(2, 10, 128), turn, turn, cache, cache, meta(2, dtype=torch.int64))
+    add_rms_norm(x, (x,), meta(1280), 1e-6)
+    router_logits(x, meta(64, 1280, dtype=torch.float32))
+    return few_rows_linear(x, meta(3840, 1280))
+
+
 def _plain(call: Callable[..., Any], *args: Any) -> Callable[[Target], Any]:
     return lambda target: call(*(a() for a in args))
 
@@ -179,4 +190,5 @@ VARIANTS: tuple[Variant, ...] = (
     Variant("fp8 linear", partial(_linear, block=None)),
     Variant("store_kv_cache", _store, basic=True),
     Variant("decode_attention", _decode, basic=True),
+    Variant("between a decoder's operators", _between, basic=True),
 )

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from xkernels.ops._details import decoder as _k
-from xkernels.ops._details.common import next_power_of_2
+from xkernels.ops._details.common import cdiv, next_power_of_2
 
+FEW_ROWS = 4  # rows for which reading the weights is all that a linear layer costs
 _MAX_DELTAS = 2
+_TILE = 8192  # weights that a program holds at once
 
 
 def add_rms_norm(
@@ -74,6 +76,86 @@ def rotate_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> t
     first, second = x.float().chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
     return (x.float() * cos.float()[:, None] + turned * sin.float()[:, None]).to(x.dtype)
+
+
+def rotate_and_store(
+    qk: torch.Tensor,
+    v: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    places: torch.Tensor,
+) -> torch.Tensor:
+    """`rotate` for queries and keys, and `store_kv_cache` for the keys and their values, in one pass.
+
+    qk [T, heads + kv_heads, D], queries first; v [T, kv_heads, D]; unit stride along D; cos, sin [T, D]; k_cache and
+    v_cache [S, kv_heads * D], contiguous rows; places int [T]: rows of the cache, 0 or less for one that is not kept.
+    Returns the queries [T, heads, D]. Raises ValueError when shapes do not fit.
+    """
+    _check_rotate(qk, cos, sin)
+    tokens, both, dim = qk.shape
+    kv_heads = v.shape[1] if v.ndim == 3 else 0
+    heads = both - kv_heads
+    wide = (k_cache.shape[0], kv_heads * dim)
+    if v.shape != (tokens, kv_heads, dim) or heads < 1 or k_cache.shape != wide or v_cache.shape != wide:
+        raise ValueError(f"qk, v and caches do not fit: {list(qk.shape)}, {list(v.shape)}, {list(k_cache.shape)}")
+    if places.shape != (tokens,) or any(t.stride(-1) != 1 for t in (v, k_cache, v_cache) if t.numel()):
+        raise ValueError("one place per token, and contiguous rows, are wanted")
+    out = torch.empty((tokens, heads, dim), dtype=qk.dtype, device=qk.device)
+    if tokens == 0:
+        return out
+    _k.rotate_store[(tokens,)](
+        qk, v, cos, sin, out, k_cache, v_cache, places, k_cache.shape[0], heads, kv_heads, qk.stride(0), qk.stride(1),
+        v.stride(0), v.stride(1), k_cache.stride(0), v_cache.stride(0), HALF=dim // 2, BLOCK=next_power_of_2(dim // 2),
+        Q_HEADS=next_power_of_2(heads), KV_HEADS=next_power_of_2(kv_heads), num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def rotate_and_store_reference(
+    qk: torch.Tensor,
+    v: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    places: torch.Tensor,
+) -> torch.Tensor:
+    """The twin of `rotate_and_store` in plain torch."""
+    turned = rotate_reference(qk, cos, sin)
+    heads = qk.shape[1] - v.shape[1]
+    kept = (places > 0) & (places < k_cache.shape[0])
+    k_cache[places[kept].long()] = turned[kept, heads:].flatten(1).to(k_cache.dtype)
+    v_cache[places[kept].long()] = v[kept].flatten(1)
+    return turned[:, :heads].contiguous()
+
+
+def few_rows_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`torch.nn.functional.linear` for at most FEW_ROWS rows, bound by the reading of `weight`.
+
+    x [T, K], weight [N, K], rows contiguous; bias [N] or None. Returns [T, N] of x's dtype, summed in float32 in an
+    order that does not depend on T. Raises ValueError when shapes do not fit.
+    """
+    if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1] or not 0 < x.shape[0] <= FEW_ROWS:
+        raise ValueError(f"x [1 to {FEW_ROWS}, K] and weight [N, K], not {list(x.shape)} and {list(weight.shape)}")
+    if x.stride(1) != 1 or weight.stride(1) != 1 or (bias is not None and bias.shape != (weight.shape[0],)):
+        raise ValueError("rows of x and weight must be contiguous, and bias one value per row of weight")
+    (rows, width), cols = x.shape, weight.shape[0]
+    out = torch.empty((rows, cols), dtype=x.dtype, device=x.device)
+    block = next_power_of_2(width)
+    each = max(1, min(8, _TILE // block))
+    _k.few_rows[(cdiv(cols, each),)](
+        x, weight, bias, out, width, cols, x.stride(0), weight.stride(0), ROWS=rows, COLS=each, BLOCK=block,
+        HAS_BIAS=bias is not None, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def few_rows_linear_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """The twin of `few_rows_linear` in plain torch."""
+    offset = None if bias is None else bias.float()
+    return torch.nn.functional.linear(x.float(), weight.float(), offset).to(x.dtype)
 
 
 def _check_norm(x: torch.Tensor, deltas: Sequence[torch.Tensor], weight: torch.Tensor) -> None:

@@ -44,3 +44,56 @@ def rotate(x, cos, sin, out, stride_t, stride_h, heads, HALF: tl.constexpr, BLOC
     to = out + (token * heads + hs[:, None]) * 2 * HALF + ds[None, :]
     tl.store(to, narrow(first * c - second * s, out.dtype.element_ty), mask=mask)
     tl.store(to + HALF, narrow(second * c + first * s, out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["slots"])
+def rotate_store(qk, v, cos, sin, q_out, k_cache, v_cache, places, slots, heads, kv_heads, stride_t, stride_h,
+                 stride_vt, stride_vh, stride_kc, stride_vc, HALF: tl.constexpr, BLOCK: tl.constexpr,
+                 Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr):  # fmt: skip
+    """All heads of one token: queries turned into q_out, keys turned into the cache, values as they are beside them."""
+    token = tl.program_id(0).to(tl.int64)
+    place = tl.load(places + token).to(tl.int64)
+    keep = (place > 0) & (place < slots)
+    ds = tl.arange(0, BLOCK)
+    c = tl.load(cos + token * 2 * HALF + ds, mask=ds < HALF, other=0.0).to(tl.float32)[None, :]
+    s = tl.load(sin + token * 2 * HALF + ds, mask=ds < HALF, other=0.0).to(tl.float32)[None, :]
+    hs = tl.arange(0, Q_HEADS)
+    mask = (hs < heads)[:, None] & (ds < HALF)[None, :]
+    at = qk + token * stride_t + hs[:, None] * stride_h + ds[None, :]
+    first = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(at + HALF, mask=mask, other=0.0).to(tl.float32)
+    to = q_out + (token * heads + hs[:, None]) * 2 * HALF + ds[None, :]
+    tl.store(to, narrow(first * c - second * s, q_out.dtype.element_ty), mask=mask)
+    tl.store(to + HALF, narrow(second * c + first * s, q_out.dtype.element_ty), mask=mask)
+    ks = tl.arange(0, KV_HEADS)
+    mask = (ks < kv_heads)[:, None] & (ds < HALF)[None, :]
+    at = qk + token * stride_t + (heads + ks)[:, None] * stride_h + ds[None, :]
+    first = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(at + HALF, mask=mask, other=0.0).to(tl.float32)
+    into = ks[:, None] * 2 * HALF + ds[None, :]
+    at = v + token * stride_vt + ks[:, None] * stride_vh + ds[None, :]
+    low = tl.load(at, mask=mask, other=0.0)
+    high = tl.load(at + HALF, mask=mask, other=0.0)
+    mask &= keep
+    tl.store(k_cache + place * stride_kc + into, narrow(first * c - second * s, k_cache.dtype.element_ty), mask=mask)
+    tl.store(k_cache + place * stride_kc + into + HALF, narrow(second * c + first * s, k_cache.dtype.element_ty),
+             mask=mask)  # fmt: skip
+    tl.store(v_cache + place * stride_vc + into, low, mask=mask)
+    tl.store(v_cache + place * stride_vc + into + HALF, high, mask=mask)
+
+
+@triton.jit
+def few_rows(x, weight, bias, out, width, cols, stride_x, stride_w, ROWS: tl.constexpr, COLS: tl.constexpr,
+             BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr):  # fmt: skip
+    """COLS results of ROWS rows: weights are read once and at once, so that all of a device's memory is asked."""
+    n = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    k = tl.arange(0, BLOCK)
+    mask = (n < cols)[:, None] & (k < width)[None, :]
+    w = tl.load(weight + n.to(tl.int64)[:, None] * stride_w + k[None, :], mask=mask, other=0.0)
+    offset = tl.zeros([COLS], tl.float32)
+    if HAS_BIAS:
+        offset = tl.load(bias + n, mask=n < cols, other=0.0).to(tl.float32)
+    for row in tl.static_range(ROWS):
+        value = tl.load(x + row * stride_x + k, mask=k < width, other=0.0).to(tl.float32)
+        total = tl.sum(w.to(tl.float32) * value[None, :], 1) + offset
+        tl.store(out + row * cols + n, narrow(total, out.dtype.element_ty), mask=n < cols)

@@ -14,7 +14,16 @@ from serving.server.kvcache import KvCache
 from serving.server.spec import read_spec
 from serving.server.weights import Random, build
 from xkernels.device import live
-from xkernels.ops.decoder import add_rms_norm, add_rms_norm_reference, rotate, rotate_reference
+from xkernels.ops.decoder import (
+    add_rms_norm,
+    add_rms_norm_reference,
+    few_rows_linear,
+    few_rows_linear_reference,
+    rotate,
+    rotate_and_store,
+    rotate_and_store_reference,
+    rotate_reference,
+)
 
 DEVICE = live().torch_device()
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -81,3 +90,37 @@ def test_a_decoder_over_fused_operators_gives_the_same_logits() -> None:
         got, want = fused.decode(*step, 64), plain.decode(*step, 64)
         torch.testing.assert_close(got[:2], want[:2], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(fused.cache.keys[:, 1:], plain.cache.keys[:, 1:], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (10, 10, 12)])
+def test_rotate_and_store(dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> None:
+    qkv = rand(5, heads + 2 * kv_heads, dim, dtype=dtype)
+    qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+    angles = rand(5, dim // 2, seed=1).repeat(1, 2)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    caches = [torch.full((9, kv_heads * dim), 7.0, dtype=dtype, device=DEVICE) for _ in range(2)]
+    twins = [cache.clone() for cache in caches]
+    places = torch.tensor([3, 0, 8, -1, 12], device=DEVICE)
+    got = rotate_and_store(qk, v, cos, sin, *caches, places)
+    want = rotate_and_store_reference(qk, v, cos, sin, *twins, places)
+    torch.testing.assert_close(got, want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    torch.testing.assert_close(caches[0], twins[0], rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    assert torch.equal(caches[1], twins[1])
+    assert all((cache[0] == 7).all() and (cache[1] == 7).all() for cache in caches), "row 0 belongs to no sequence"
+    assert torch.equal(got, rotate(qk.contiguous(), cos, sin)[:, :heads]), "the same bits as in two passes"
+    with pytest.raises(ValueError, match="do not fit"):
+        rotate_and_store(qk, v[:, :1], cos, sin, *caches, places)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+def test_few_rows_linear(dtype: torch.dtype, bias: bool) -> None:
+    x, weight = rand(4, 200, dtype=dtype), rand(37, 200, dtype=dtype, seed=1)
+    offset = rand(37, dtype=dtype, seed=2) if bias else None
+    got = few_rows_linear(x[:3], weight, offset)
+    want = few_rows_linear_reference(x[:3], weight, offset)
+    torch.testing.assert_close(got, want, rtol=TOLERANCE[dtype], atol=20 * TOLERANCE[dtype])
+    assert torch.equal(few_rows_linear(x[1:2], weight, offset)[0], got[1]), "a row's bits do not depend on others"
+    with pytest.raises(ValueError, match="1 to 4"):
+        few_rows_linear(rand(5, 200, dtype=dtype), weight)
