@@ -158,6 +158,7 @@ def one_run(repository: Path, args: argparse.Namespace, name: str, before: str, 
     wall = round(time.monotonic() - began, 1)
     if not (out / "comparison.json").is_file():
         return {"exit": done.returncode, "wall_s": wall, "said": "no comparison"}
+    shutil.copyfile(out / "report.html", args.out / f"{name}.html")
     cell = read(Comparison, out / "comparison.json").cells[0]
     result = json.loads(next(out.glob("cells/*/attempt-1/result.json")).read_text())
     kernels = {launch["arm"]: launch["proof"]["kernel_hash"] for launch in result["launches"]}
