@@ -50,7 +50,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     add("--backends", default="auto,triton")
     add("--graph", default="full")
     add("--concurrency", default="16,1,96", help="loads, in this order")
-    add("--requests-each", type=int, default=2, help="requests per client of a load")
+    add("--requests-each", default="2,2,1", help="requests per client, for each load")
     add("--input", type=int, default=128)
     add("--output", type=int, default=128)
     add("--replicates", type=int, default=6)
@@ -99,9 +99,12 @@ class Server:
                 "peak_memory_bytes": launch.peak_memory_bytes, "sha256": launch.detail["requests_sha256"],
                 "device": launch.device.name, "versions": measured.environment}  # fmt: skip
 
-    def end(self) -> None:
-        """End the launch and all that it started."""
+    def stop(self) -> None:
+        """Ask the launch to end."""
         self.process.send_signal(signal.SIGTERM)
+
+    def end(self) -> None:
+        """Wait for its end, and insist."""
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
@@ -123,14 +126,17 @@ def replicate(args: argparse.Namespace, number: int) -> list[dict[str, Any]]:
                     f"--slots={max(loads)}", f"--length={room}"]  # fmt: skip
             servers.append(Server((arm, backend), argv, folder / f"{arm}-{backend}"))
             stack.callback(servers[-1].end)
+        for server in servers:  # called first, and before any of them is waited for
+            stack.callback(server.stop)
         began = time.monotonic()
         for server in servers:
             server.wait(began + READY_S)
         ready = time.monotonic() - began
         # ABBA over replicates: an even one goes there, an odd one back.
         order = servers if number % 2 == 0 else servers[::-1]
-        for concurrency in loads:
-            workload = Workload(args.requests_each * concurrency, args.input, args.output, 42, args.vocab, concurrency)
+        each = [int(value) for value in args.requests_each.split(",")]
+        for concurrency, many in zip(loads, each, strict=True):
+            workload = Workload(many * concurrency, args.input, args.output, 42, args.vocab, concurrency)
             for place, server in enumerate(order):
                 rows.append({"replicate": number, "order": place, "concurrency": concurrency,
                              "ready_s": round(ready, 2), **server.load(workload)})  # fmt: skip
