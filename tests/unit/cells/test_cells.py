@@ -1,4 +1,6 @@
 # ruff: noqa: E501 - command lines read best on one line
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,9 +63,6 @@ def test_the_command_line_of_each_kind(tmp_path, kind):
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_the_commands_are_ones_that_exist(tmp_path, kind):
     """Every option that we write is one that the program's own help shows."""
-    import subprocess
-    import sys
-
     argv = KINDS[kind].command(work(kind, tmp_path)).argv
     parts = [argv[: argv.index("--")], argv[argv.index("--") + 1 :]] if "--" in argv else [argv]
     for part in parts:
@@ -82,6 +81,20 @@ def test_tensor_parallel_models_and_open_loops_are_said(tmp_path):
     assert {"--tp=4", "--rate=2.5", "--weights=/w"} <= set(argv)
     reads = KINDS["serve"].command(replace(base, model=replace(MODEL, weights="/w"), configs=tmp_path)).reads
     assert set(reads) == {Path("/models/tiny/config.json"), Path("/w"), tmp_path}
+
+
+def test_servers_that_stay_up_together_share_memory_and_take_turns(tmp_path):
+    argv = KINDS["serve"].command(work("serve", tmp_path, residency="both")).argv
+    at = argv.index("--")
+    assert "--memory-share=0.5" in argv[:at]
+    assert {"--rounds=2", f"--turns={tmp_path / 'turns'}"} <= set(argv[at:])
+    swapped = KINDS["serve"].command(work("serve", tmp_path, residency="swap")).argv
+    assert not [arg for arg in swapped if arg.startswith(("--memory-share", "--rounds", "--turns"))]
+    for program, option in (("launch", "--memory-share"), ("bench", "--turns"), ("bench", "--rounds")):
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "serving", program, "--help"], capture_output=True, text=True
+        )
+        assert option in done.stdout
 
 
 def measurement(proof: Proof | None) -> Measurement:
