@@ -54,8 +54,8 @@ class Effort:
 
 
 EFFORTS: dict[str, Effort] = {
-    "quick": Effort("quick", 20, 8, 2, 1, 1, "launch", 1, 1, (2, 4), (4,), 1.5, 1, 5, refine_all=False),
-    "full": Effort("full", 32, 16, 3, 1, 2, "all", 3, 2, (2, 5, 10), (8, 4), 2.0, 2, 9, 1),
+    "quick": Effort("quick", 28, 12, 3, 1, 2, "launch", 2, 1, (2, 5), (5,), 1.5, 1, 5),
+    "full": Effort("full", 40, 20, 3, 1, 3, "all", 6, 2, (2, 5, 10), (10, 5), 2.0, 2, 9, 1),
     "exhaustive": Effort("exhaustive", None, None, 0, 0, 0, "all", 1_000_000, 4, (2, 4, 8), (16, 4), 1.5, 3, 9),
 }
 

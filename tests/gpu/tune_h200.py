@@ -302,7 +302,8 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    results: list[dict[str, Any]] = []
+    before = None if args.seeds is None else args.seeds / "results.json"
+    results: list[dict[str, Any]] = json.loads(before.read_text()) if before is not None and before.is_file() else []
     recorded = load(args.sweep) if args.sweep is not None else None
     for stage in args.stages:
         try:

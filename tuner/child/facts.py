@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -17,12 +19,40 @@ import triton
 from tuner.compile.facts import captured
 from tuner.compile.targets import activate_target
 
-__all__ = ["compile_facts", "settle_keys", "stub_driver"]
+__all__ = ["OverShared", "compile_facts", "settle_keys", "stop_above", "stub_driver"]
+
+# Where Triton goes on after a kernel's shared memory is known: what follows is half of the work.
+_LAST_STAGES = {
+    "cuda": ("triton.backends.nvidia.compiler", "CUDABackend", "make_ptx"),
+    "hip": ("triton.backends.amd.compiler", "HIPBackend", "make_amdgcn"),
+}
 
 
 def stub_driver(backend: str, arch: str, warp: int) -> None:
     """Make Triton compile for (backend, arch, warp size), such as ("cuda", "90", 32), whatever this machine has."""
     activate_target(backend, int(arch) if arch.isdigit() else arch, warp)
+
+
+class OverShared(Exception):
+    """A kernel needs more shared memory than its target has."""
+
+
+def stop_above(backend: str, shared: int) -> None:
+    """In a compile-only child: give a compile up as soon as it is known not to fit. Nothing where Triton differs."""
+    place = _LAST_STAGES.get(backend)
+    owner = getattr(importlib.import_module(place[0]), place[1], None) if place is not None else None
+    if place is None or owner is None or not hasattr(owner, place[2]) or not shared:
+        return
+    make = getattr(owner, place[2])
+    bound = not isinstance(inspect.getattr_static(owner, place[2]), staticmethod)
+
+    def stop(self: Any, source: Any, metadata: dict[str, Any], *more: Any) -> Any:
+        needed = int(metadata.get("shared") or 0)
+        if needed > shared:
+            raise OverShared(f"{needed} bytes of shared memory, the device has {shared}")
+        return make(self, source, metadata, *more) if bound else make(source, metadata, *more)
+
+    setattr(owner, place[2], stop)
 
 
 def settle_keys() -> int:
@@ -87,7 +117,5 @@ def _spills(built: Any) -> int | None:
 @functools.cache
 def _cuobjdump() -> str | None:
     """The tool that Triton's package carries."""
-    import triton
-
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     return str(tool) if tool.is_file() else None

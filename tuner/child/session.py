@@ -14,7 +14,7 @@ import torch
 import triton
 
 from moegate.records import to_json
-from tuner.child.facts import compile_facts, settle_keys, stub_driver
+from tuner.child.facts import compile_facts, settle_keys, stop_above, stub_driver
 from tuner.child.timing import Timer, cold_copies, poisoned
 from tuner.compile.facts import captured
 from tuner.engines import load_adapter
@@ -156,6 +156,7 @@ class Session:
     def _simulated(self, engine: str, problem: dict[str, Any], target: Mapping[str, Any]) -> Adapter:
         if self.adapter is None:
             stub_driver(str(target["backend"]), str(target["arch"]), int(target["warp"]))
+            stop_above(str(target["backend"]), int(target["limits"][0]))
             adapter = _load(engine, problem)
             adapter.simulate(target)
             adapter.setup(torch.device("meta"), 0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,7 @@ from xkernels.device import Device, Graph
 __all__ = ["Timer", "cold_copies", "poisoned"]
 
 _KEPT_GRAPHS = 512
+_SHORTEST_US, _MOST_TIMES = 160.0, 8
 _MAX_COPIES = 32
 
 
@@ -48,7 +50,7 @@ class Timer:
     def __init__(self, device: Device, graphs: bool) -> None:
         self.device, self.graphs = device, graphs
         self.spent: defaultdict[str, float] = defaultdict(float)
-        self._kept: OrderedDict[str, Graph] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[Graph, int]] = OrderedDict()
 
     def forget(self) -> None:
         """Drop all kept graphs (with the inputs that they point into)."""
@@ -93,23 +95,37 @@ class Timer:
         return samples
 
     def _replayable(self, name: str, call: Callable[[int], object], routes: int) -> Callable[[int], float]:
-        graph = self._kept.get(name)
-        if graph is None and self.graphs:
+        kept = self._kept.get(name)
+        if kept is None and self.graphs:
+            kept = self._captured(call, routes)
+            if kept is not None:
+                self._kept[name] = kept
+                while len(self._kept) > _KEPT_GRAPHS:
+                    self._kept.popitem(last=False)
+        if kept is not None:
+            replay, calls = kept[0].replay, kept[1]
+            return lambda rep: self._elapsed(replay) / calls
+        return lambda rep: self._elapsed(lambda: call(rep % routes))
 
-            def every() -> None:
+    def _captured(self, call: Callable[[int], object], routes: int) -> tuple[Graph, int] | None:
+        """A graph of all routings, as many times over as one replay needs to be long enough for a clock of 0.5 us."""
+
+        def every(times: int) -> None:
+            for _ in range(times):
                 for route in range(routes):
                     call(route)
 
-            graph = self.device.capture(every, warmups=0, small=True)
-            if graph is not None:
-                graph.replay()
-                self._kept[name] = graph
-                while len(self._kept) > _KEPT_GRAPHS:
-                    self._kept.popitem(last=False)
-        if graph is not None:
-            replay = graph.replay
-            return lambda rep: self._elapsed(replay) / routes
-        return lambda rep: self._elapsed(lambda: call(rep % routes))
+        graph = self.device.capture(lambda: every(1), warmups=0, small=True)
+        if graph is None:
+            return None
+        took = self._elapsed(graph.replay)
+        if took >= _SHORTEST_US:
+            return graph, routes
+        times = min(_MOST_TIMES, math.ceil(_SHORTEST_US / max(took, 1.0)))
+        longer = self.device.capture(lambda: every(times), warmups=0, small=True)
+        assert longer is not None
+        longer.replay()
+        return longer, routes * times
 
     def _elapsed(self, work: Callable[[], object]) -> float:
         begin, end = self.device.event(), self.device.event()

@@ -37,6 +37,8 @@ def classify(error: BaseException) -> tuple[str, bool]:
     text = f"{type(error).__name__}: {error}".lower()
     if any(words in text for words in _POISON):
         return "illegal-access", True
+    if type(error).__name__ == "OverShared":
+        return "over-shared", False
     if type(error).__name__ == "OutOfResources":
         return ("over-shared" if any(words in text for words in _OVER_SHARED) else "over-threads"), False
     if isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY):

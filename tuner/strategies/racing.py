@@ -27,6 +27,7 @@ __all__ = ["Race", "Racing"]
 _RUNG = {"tma": 10, "moves": 20, "refine": 40, "probe": 60}
 _CLIMBERS = 2
 _SPREAD = 20
+_NEARLY = 1.05
 FOUND, VARIED, SETTLED = 1, 2, 3
 _STAGES = {FOUND: "found", VARIED: "varied", SETTLED: "settled"}
 
@@ -75,12 +76,12 @@ class Race:
             yield Wait(self._beside(), FOUND)
             yield self._asked(self._both_neighbours(), 0)
         yield self._asked(self._descriptors(), _RUNG["tma"])
-        yield from self._climb(self.effort.moves, self.effort.climbers)
+        yield from self._climb(self.effort.moves, self.effort.climbers if self.task.prior is not None else _CLIMBERS)
         yield from self._probe()
         self._reach(VARIED)
         yield self._asked(self._refinements(), _RUNG["refine"])
         for rung, keep in enumerate(self.effort.keep, start=1):
-            yield self._asked(self._leaders(keep), rung, self.effort.reps[rung], again=True)
+            yield self._asked(self._again(keep), rung, self.effort.reps[rung], again=True)
         self._reach(SETTLED)
 
     def _reach(self, stage: int) -> None:
@@ -232,6 +233,14 @@ class Race:
         after = self.arena.joint()
         if before is not None and after is not None and after[0] < 0.99 * before[0]:
             yield from self._climb(4, _CLIMBERS)
+
+    def _again(self, count: int) -> Wanted:
+        """Who gets more samples: the leaders, and seeds that are nearly as good, so that a sweep judges them fairly."""
+        found = self._leaders(count)
+        for p, configs in found.items():
+            bar = (self.arena.fastest(p) or 0.0) * _NEARLY
+            configs += [seed for seed in self.task.seeds if (self.arena.time(p, seed) or bar + 1) <= bar]
+        return found
 
     def _leaders(self, count: int) -> Wanted:
         return {p: [config for _, config in self.arena.ranked(p)[:count]] for p in self.arena.projections}
