@@ -16,6 +16,7 @@ from moegate import canonical, spawn
 from moegate.records import ImageSpec
 from orchestrator import daemon
 from orchestrator.images import bake, classic
+from orchestrator.images.preflight import local_names
 from orchestrator.images.request import BuildFailure, BuildRequest, BuiltImage, request
 
 __all__ = ["BakeBuilder", "Builder", "ClassicBuilder", "builder_for", "ensure", "labels"]
@@ -167,10 +168,12 @@ def labels(root: Path, version: str) -> dict[str, str]:
 def _image(client: Any, tag: str) -> Any | None:
     from docker.errors import ImageNotFound
 
-    try:
-        return client.images.get(tag)
-    except ImageNotFound:
-        return None
+    for name in local_names(tag):
+        try:
+            return client.images.get(name)
+        except ImageNotFound:
+            continue
+    return None
 
 
 def _contents(client: Any, image_id: str) -> tuple[str, tuple[str, ...], str]:

@@ -12,7 +12,7 @@ from moegate.records import ImageSpec
 from orchestrator import daemon
 from orchestrator.images.request import request
 
-__all__ = ["obstacle", "stale_wheel"]
+__all__ = ["local_names", "obstacle", "stale_wheel"]
 
 _PULL_TIMEOUT_S = 15.0
 
@@ -42,17 +42,29 @@ def obstacle(spec: ImageSpec, root: Path) -> str | None:
 def _present_or_pullable(client: Any, name: str) -> bool:
     from docker.errors import DockerException
 
-    try:
-        client.images.get(name)
-    except DockerException:
-        # A bare local name is never looked up elsewhere: whoever registered it there would be running in our cells.
-        if "/" not in name:
-            return False
+    for local in local_names(name):
         try:
-            client.images.get_registry_data(name)
-        except (DockerException, OSError):
-            return False
+            client.images.get(local)
+        except DockerException:
+            continue
+        return True
+    # A bare local name is never looked up elsewhere: whoever registered it there would be running in our cells.
+    if "/" not in name:
+        return False
+    try:
+        client.images.get_registry_data(name)
+    except (DockerException, OSError):
+        return False
     return True
+
+
+def local_names(name: str) -> tuple[str, ...]:
+    """What an image may be called on this host: its name, and, for `name@sha256:..`, the image of that id.
+
+    An image that was built or imported here has no digest of a registry; its id is the digest of what it is.
+    """
+    digest = name.rpartition("@")[2]
+    return (name, digest) if digest.startswith("sha256:") and "@" in name else (name,)
 
 
 def stale_wheel(context: Path) -> str | None:
