@@ -124,8 +124,10 @@ def arm_rows(bundle: RunBundle) -> tuple[tuple[str, str], tuple[ArmRow, ...]]:
     rows = [
         _row("configs", *(_configs(arm.configs) if arm else None for arm in sides)),
         _row("source", *((arm.source or "this checkout") if arm else None for arm in sides)),
-        _row("kernels that ran", *(_kernels(bundle, arm.name) if arm else None for arm in sides)),
     ]
+    kernels = [_kernels(bundle, arm.name) if arm else "" for arm in sides]
+    if any(kernels):
+        rows.append(_row("kernels that ran", *kernels))
     for key in sorted({key for arm in sides if arm for key in arm.env}):
         rows.append(_row(key, *(arm.env.get(key, "not set") if arm else None for arm in sides)))
     return (one_line(policy.baseline, 60), one_line(policy.candidate, 60)), tuple(rows)
@@ -140,7 +142,7 @@ def _kernels(bundle: RunBundle, arm: str) -> str:
         for launch in result.launches
         if launch.arm == arm and launch.proof is not None and launch.proof.kernel_hash
     }
-    return ", ".join(found) or "not reported"
+    return ", ".join(found)
 
 
 def _configs(spelled: str) -> str:

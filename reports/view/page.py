@@ -109,6 +109,7 @@ class Page:
     heat: dict[str, tuple[HeatPanel, ...]]
     dispatch: tuple[DispatchRow, ...]
     environment: tuple[tuple[str, str], ...]
+    environment_differs: bool
     squares: tuple[Square, ...]
     squares_hidden: int
     forest: tuple[ForestRow, ...]
@@ -158,6 +159,7 @@ def build_page(bundle: RunBundle, budget: Budget) -> Page:
         heat={one.anchor: heat_panels(one) for one in shown_sets[:6]},
         dispatch=dispatch_rows(cells)[:40],
         environment=tuple((one_line(k, 60), one_line(v, 200)) for k, v in sorted(bundle.environment.items())[:80]),
+        environment_differs=any(" | " in value for value in bundle.environment.values()),
         squares=all_squares[:_MOST_SQUARES],
         squares_hidden=max(0, len(all_squares) - _MOST_SQUARES),
         forest=forest,
