@@ -61,6 +61,10 @@ def test_unquantised(dtype: torch.dtype, shape: tuple[int, ...], backend: str) -
     assert error(got, fused_experts_reference(x.float(), p, weights, ids)) < LIMIT[dtype]
 
 
+def test_unwritten_memory_shows() -> None:
+    assert torch.empty(3, device=DEVICE).isnan().all()
+
+
 def test_nothing_one_expert_and_absent_experts() -> None:
     p = prepare_experts(random(4, 48, 32, seed=1), random(4, 32, 24, seed=2))
     tile = config(16, 32, 32)
