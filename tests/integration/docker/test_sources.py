@@ -26,12 +26,7 @@ models: {{tiny: {{config: examples/models/tiny-moe, dtype: float32}}}}
 arms: {{image: {{}}, commit: {{source: {sha}}}}}
 cells:
   - {{kind: kernel-bench, pools: cpu, models: tiny, batch_sizes: [1], moe_runner_backend: torch, timeout: 3m}}
-  - kind: serve
-    pools: cpu
-    models: tiny
-    moe_runner_backend: torch
-    load: {{requests: 2, concurrency: 2, input: 4, output: 4, seed: 1}}
-    timeout: 3m
+  - {{kind: accuracy, pools: cpu, models: tiny, moe_runner_backend: torch, samples: {samples}, timeout: 3m}}
 compare: {{baseline: image, candidate: commit, screen: 1, confirm: 1, futility: none}}
 """
 
@@ -57,7 +52,9 @@ def run(cpu_image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> Path
     """One pair of each kind: what the image holds against a commit whose kernels differ."""
     folder = tmp_path_factory.mktemp("sources")
     matrix = ROOT / "matrices" / f".sources-{os.getpid()}.yaml"
-    matrix.write_text(MATRIX.format(sha=changed_commit(folder)))
+    samples = folder / "samples.jsonl"
+    samples.write_text("".join((ROOT / "examples/samples/ocr-200.jsonl").open().readlines()[:4]))
+    matrix.write_text(MATRIX.format(sha=changed_commit(folder), samples=samples))
     argv = [sys.executable, "-P", "-m", "orchestrator", "run", str(matrix), "--out", str(folder / "out")]
     env = {**os.environ, "MOEGATE_LOCK_DIR": str(folder / "locks"), "XDG_CACHE_HOME": str(folder / "cache")}
     try:
@@ -75,9 +72,9 @@ def launches(run: Path, kind: str) -> dict[str, dict[str, Any]]:
     return {launch["arm"]: {**launch, "versions": result["environment"]} for launch in result["launches"]}
 
 
-@pytest.mark.parametrize("kind", ["kernel-bench", "serve"])
+@pytest.mark.parametrize("kind", ["kernel-bench", "accuracy"])
 def test_each_arm_runs_its_own_kernels(run: Path, kind: str) -> None:
-    """The server is a grandchild of the launch: it must be the commit's too."""
+    """A server is a grandchild of its launch: it must be the commit's too."""
     found = launches(run, kind)
     sha = found["commit"]["detail"]["source"]
     hashes = {arm: launch["proof"]["kernel_hash"] for arm, launch in found.items()}
