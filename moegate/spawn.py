@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import IO
+from typing import IO, TypedDict, Unpack
 
 from moegate.errors import UsageError
 
@@ -246,25 +246,16 @@ def start(
     return Child(process, deadline, Pump(pairs, max_log_bytes))
 
 
-def run(
-    argv: Sequence[str],
-    *,
-    cwd: Path,
-    env: Mapping[str, str],
-    stdout: Path | None = None,
-    stderr: Path | None = None,
-    timeout_s: float | None = None,
-    cpus: Sequence[int] | None = None,
-    max_log_bytes: int = MAX_LOG_BYTES,
-) -> Finished:
+class StartOptions(TypedDict, total=False):
+    """What may be added to a start; see `start`."""
+
+    stdout: Path | None
+    stderr: Path | None
+    timeout_s: float | None
+    cpus: Sequence[int] | None
+    max_log_bytes: int
+
+
+def run(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], **options: Unpack[StartOptions]) -> Finished:
     """Start a command and wait for its end; see `start`."""
-    return start(
-        argv,
-        cwd=cwd,
-        env=env,
-        stdout=stdout,
-        stderr=stderr,
-        timeout_s=timeout_s,
-        cpus=cpus,
-        max_log_bytes=max_log_bytes,
-    ).wait()
+    return start(argv, cwd=cwd, env=env, **options).wait()

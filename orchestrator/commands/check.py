@@ -15,6 +15,19 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+Files = Annotated[
+    list[Path] | None, typer.Argument(metavar="[FILE]...", help="Changed files, as pre-commit passes them.")
+]
+Configs = Annotated[
+    list[Path] | None, typer.Option(metavar="DIR", help="Config folders or repositories; default: what we ship.")
+]
+Models = Annotated[
+    list[str] | None, typer.Option(metavar="PATH", help="Models to cover: config.json, its folder, or several.")
+]
+Devices = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="Devices to cover; default: those with a file.")
+]
+
 _EXAMPLE = """\b
 Examples:
   orchestrator check
@@ -30,19 +43,11 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
-    files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE]...", help="Changed files, as pre-commit passes them.")
-    ] = None,
-    configs: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="Config folders or repositories; default: what we ship.")
-    ] = None,
+    files: Files = None,
+    configs: Configs = None,
     engine: Annotated[str, typer.Option(help="Whose lookup rules apply: moegate, sglang or vllm.")] = "moegate",
-    models: Annotated[
-        list[str] | None, typer.Option(metavar="PATH", help="Models to cover: config.json, its folder, or several.")
-    ] = None,
-    devices: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Devices to cover; default: those with a file.")
-    ] = None,
+    models: Models = None,
+    devices: Devices = None,
     tp: Annotated[str, typer.Option(help="Tensor-parallel sizes to cover, such as 1,2,4.")] = "1",
     ep: Annotated[str, typer.Option(help="Expert-parallel sizes to cover.")] = "1",
     dtype: Annotated[

@@ -183,24 +183,8 @@ def request(
     if spec.dockerfile is None:
         raise UsageError(f"image {spec.name} has no dockerfile to build", field=f"images.{spec.name}.dockerfile")
     recipe = read_recipe(root / spec.dockerfile)
-    args = dict(spec.args)
-    if spec.base:
-        args["BASE"] = spec.base
-    for name in args:
-        if name not in recipe.args:
-            raise UsageError(
-                f"no such build argument: {name}",
-                file=recipe.path,
-                field=f"images.{spec.name}.args",
-                fix=", ".join(sorted(recipe.args)) or "it takes none",
-            )
-    if spec.target and spec.target not in recipe.stages:
-        raise UsageError(
-            f"no such target: {spec.target}",
-            file=recipe.path,
-            field=f"images.{spec.name}.target",
-            fix=", ".join(recipe.stages) or "name a stage with FROM .. AS ..",
-        )
+    args = {**spec.args, **({"BASE": spec.base} if spec.base else {})}
+    _check(spec, recipe, args)
     digest = canonical.digest(
         {
             "dockerfile": hashlib.sha256(recipe.text.encode()).hexdigest(),
@@ -222,3 +206,22 @@ def request(
         network=recipe.network,
         timeout_s=timeout_s,
     )
+
+
+def _check(spec: ImageSpec, recipe: Recipe, args: Mapping[str, str]) -> None:
+    """Raise UsageError for a build argument or target that the Dockerfile does not have."""
+    for name in args:
+        if name not in recipe.args:
+            raise UsageError(
+                f"no such build argument: {name}",
+                file=recipe.path,
+                field=f"images.{spec.name}.args",
+                fix=", ".join(sorted(recipe.args)) or "it takes none",
+            )
+    if spec.target and spec.target not in recipe.stages:
+        raise UsageError(
+            f"no such target: {spec.target}",
+            file=recipe.path,
+            field=f"images.{spec.name}.target",
+            fix=", ".join(recipe.stages) or "name a stage with FROM .. AS ..",
+        )
