@@ -64,7 +64,7 @@ def settle_keys() -> int:
     found: dict[tuple[str, str], Any] = {}
     for module in list(sys.modules.values()):
         for name, value in list(getattr(module, "__dict__", {}).items()):
-            if isinstance(value, triton.runtime.JITFunction) and value.__module__ == module.__name__:
+            if issubclass(type(value), triton.runtime.JITFunction) and value.__module__ == module.__name__:
                 found[value.__module__, name] = value
     for key in sorted(found):
         _ = found[key].cache_key

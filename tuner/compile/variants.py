@@ -129,9 +129,9 @@ def _between(target: Target) -> Any:
     del target
     x, turn, cache = meta(2, 1280), meta(2, 128), meta(4096, 1280)
     rotate_and_store(meta(2, 20, 128), meta(2, 10, 128), turn, turn, cache, cache, meta(2, dtype=torch.int64))
-    add_rms_norm(x, (x,), meta(1280), 1e-6)
+    add_rms_norm(x, (x,), meta(1280), 1e-6, overlap=True)
     router_logits(x, meta(64, 1280, dtype=torch.float32))
-    return few_rows_linear(x, meta(3840, 1280))
+    return few_rows_linear(x, meta(3840, 1280), overlap=True)
 
 
 def _plain(call: Callable[..., Any], *args: Any) -> Callable[[Target], Any]:
