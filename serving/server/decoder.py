@@ -130,7 +130,9 @@ class Decoder:
     ) -> torch.Tensor:
         spec = self.spec
         both = spec.heads + spec.kv_heads
-        qkv = self.glue.linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], both + spec.kv_heads, spec.head_dim)
+        qkv = self.glue.linear(x, layer.qkv, layer.qkv_bias, follows=True).view(
+            x.shape[0], both + spec.kv_heads, spec.head_dim
+        )
         qk, v = qkv[:, :both], qkv[:, both:]
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = (
@@ -139,7 +141,7 @@ class Decoder:
             )
             qk = torch.cat([q, k], dim=1)
         out = attend(index, qk, v, (cos, sin))
-        return self.glue.linear(out.reshape(x.shape[0], -1), layer.out, layer.out_bias)
+        return self.glue.linear(out.reshape(x.shape[0], -1), layer.out, layer.out_bias, follows=True)
 
     def _mlp_block(self, index: int, layer: LayerWeights, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """What the block adds to the residual: one or two tensors [T, H]."""

@@ -67,8 +67,13 @@ class Glue(Protocol):
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up for `gate_up` [T, 2I], gate columns first: [T, I]."""
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """`x` [T, K] times `weight` [N, K] transposed, plus `bias` [N]: [T, N]."""
+    def linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, follows: bool = False
+    ) -> torch.Tensor:
+        """`x` [T, K] times `weight` [N, K] transposed, plus `bias` [N]: [T, N].
+
+        `follows`: what makes `x` came just before, on the same stream.
+        """
 
     def store(self, cache: KvCache, layer: int, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor) -> None:
         """Write keys and values [T, kv_heads, D] to the cache's `rows` int64 [T]; row 0 takes what nobody reads."""
@@ -109,7 +114,9 @@ class TorchGlue:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, follows: bool = False
+    ) -> torch.Tensor:
         """torch's."""
         return F.linear(x, weight, bias)
 
@@ -148,7 +155,8 @@ class TritonGlue:
         self, x: torch.Tensor, deltas: Sequence[torch.Tensor], weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`xkernels.ops.decoder`: one program per row."""
-        return add_rms_norm(x, deltas, weight, eps)
+        # Two deltas come from two streams that have just joined.
+        return add_rms_norm(x, deltas, weight, eps, overlap=len(deltas) < 2)
 
     def rotate(self, qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """`xkernels.ops.decoder`: one program per token."""
@@ -158,9 +166,13 @@ class TritonGlue:
         """`xkernels.ops.activation`."""
         return silu_and_mul(gate_up)
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, follows: bool = False
+    ) -> torch.Tensor:
         """`xkernels.ops.decoder` for a few rows, torch's for more."""
-        return few_rows_linear(x, weight, bias) if x.shape[0] <= FEW_ROWS else F.linear(x, weight, bias)
+        if x.shape[0] > FEW_ROWS:
+            return F.linear(x, weight, bias)
+        return few_rows_linear(x, weight, bias, overlap=follows)
 
     def place(
         self, cache: KvCache, layer: int, qk: torch.Tensor, v: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from xkernels.ops._details import attention as _k
-from xkernels.ops._details.common import cdiv, next_power_of_2
+from xkernels.ops._details.common import cdiv, next_power_of_2, overlapping
 
 _BLOCK = 64  # cached tokens that a program reads at once
 _SPLITS = 8  # programs that share a sequence: at one sequence its heads alone leave most of a device idle
@@ -40,10 +40,11 @@ def decode_attention(
         q, k_cache, v_cache, slots, lengths, part, peaks, totals, d**-0.5 if scale is None else scale, slots.stride(0),
         q.stride(0), q.stride(1), k_cache.stride(0), k_cache.stride(1), v_cache.stride(0), v_cache.stride(1), splits,
         GROUP=heads // k_cache.shape[1], D=d, DV=dv, D_BLOCK=next_power_of_2(d), DV_BLOCK=wide, BLOCK=_BLOCK,
-        MOST=_SPLITS, num_warps=4,
+        MOST=_SPLITS, num_warps=4, **overlapping(q),
     )  # fmt: skip
     _k.decode_sum[(batch, heads)](
         part, peaks, totals, out, splits, out.stride(0), out.stride(1), DV=dv, DV_BLOCK=wide, MOST=_SPLITS, num_warps=1,
+        **overlapping(q),
     )  # fmt: skip
     return out
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from xkernels.ops._details import decoder as _k
-from xkernels.ops._details.common import cdiv, next_power_of_2
+from xkernels.ops._details.common import cdiv, next_power_of_2, overlapping
 
 FEW_ROWS = 4  # rows for which reading the weights is all that a linear layer costs
 _MAX_DELTAS = 2
@@ -15,12 +15,18 @@ _TILE = 8192  # weights that a program holds at once
 
 
 def add_rms_norm(
-    x: torch.Tensor, deltas: Sequence[torch.Tensor], weight: torch.Tensor, eps: float
+    x: torch.Tensor,
+    deltas: Sequence[torch.Tensor],
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    overlap: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Residual sum and its RMS norm, each tensor read and written once.
 
     x [T, H] and up to two deltas [T, H], unit stride along H; weight [H]. Returns (x + deltas, its norm times weight),
     both [T, H] of x's dtype; sums and norms in float32, the sum rounded once. Without deltas the first is x itself.
+    overlap: let the kernel start while its predecessor drains, where the device can; not after streams have joined.
     Raises ValueError when shapes do not fit.
     """
     _check_norm(x, deltas, weight)
@@ -33,7 +39,7 @@ def add_rms_norm(
     block = next_power_of_2(width)
     _k.add_norm[(rows,)](
         x, a, b, weight, total, out, width, eps, x.stride(0), a.stride(0), b.stride(0), DELTAS=len(deltas), BLOCK=block,
-        num_warps=min(16, max(1, block // 256)),
+        num_warps=min(16, max(1, block // 256)), **overlapping(x, overlap),
     )  # fmt: skip
     return total, out
 
@@ -108,7 +114,7 @@ def rotate_and_store(
     _k.rotate_store[(tokens,)](
         qk, v, cos, sin, out, k_cache, v_cache, places, k_cache.shape[0], heads, kv_heads, qk.stride(0), qk.stride(1),
         v.stride(0), v.stride(1), k_cache.stride(0), v_cache.stride(0), HALF=dim // 2, BLOCK=next_power_of_2(dim // 2),
-        Q_HEADS=next_power_of_2(heads), KV_HEADS=next_power_of_2(kv_heads), num_warps=4,
+        Q_HEADS=next_power_of_2(heads), KV_HEADS=next_power_of_2(kv_heads), num_warps=4, **overlapping(qk),
     )  # fmt: skip
     return out
 
@@ -131,11 +137,14 @@ def rotate_and_store_reference(
     return turned[:, :heads].contiguous()
 
 
-def few_rows_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def few_rows_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, overlap: bool = False
+) -> torch.Tensor:
     """`torch.nn.functional.linear` for at most FEW_ROWS rows, bound by the reading of `weight`.
 
     x [T, K], weight [N, K], rows contiguous; bias [N] or None. Returns [T, N] of x's dtype, summed in float32 in an
-    order that does not depend on T. Raises ValueError when shapes do not fit.
+    order that does not depend on T. overlap: ask for the weights while the predecessor drains, where the device can;
+    not at the head of a stream that was just forked. Raises ValueError when shapes do not fit.
     """
     if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1] or not 0 < x.shape[0] <= FEW_ROWS:
         raise ValueError(f"x [1 to {FEW_ROWS}, K] and weight [N, K], not {list(x.shape)} and {list(weight.shape)}")
@@ -147,7 +156,7 @@ def few_rows_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
     each = max(1, min(8, _TILE // block))
     _k.few_rows[(cdiv(cols, each),)](
         x, weight, bias, out, width, cols, x.stride(0), weight.stride(0), ROWS=rows, COLS=each, BLOCK=block,
-        HAS_BIAS=bias is not None, num_warps=4,
+        HAS_BIAS=bias is not None, num_warps=4, **overlapping(x, overlap),
     )  # fmt: skip
     return out
 

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from xkernels.ops._details.common import narrow
+from xkernels.ops._details.pdl import launch_dependents, wait_dependencies
 
 
 @triton.jit(do_not_specialize=["tokens", "slots", "skip"])
@@ -29,7 +30,7 @@ def store_kv(k, v, k_cache, v_cache, indices, tokens, slots, skip, stride_k, str
 def decode_part(q, k_cache, v_cache, slots, lengths, part, peaks, totals, scale, stride_slots, stride_qb, stride_qh,
                 stride_ks, stride_kh, stride_vs, stride_vh, splits, GROUP: tl.constexpr, D: tl.constexpr,
                 DV: tl.constexpr, D_BLOCK: tl.constexpr, DV_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
-                MOST: tl.constexpr):  # fmt: skip
+                MOST: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """Every MOST-th block of BLOCK cached tokens, for one head of one sequence, with a running softmax.
 
     Which blocks are taken together depends on the sequence alone: with fewer than MOST programs (`splits`) a sequence
@@ -42,6 +43,8 @@ def decode_part(q, k_cache, v_cache, slots, lengths, part, peaks, totals, scale,
     first = tl.program_id(2) * BLOCK
     ds = tl.arange(0, D_BLOCK)
     dvs = tl.arange(0, DV_BLOCK)
+    wait_dependencies(PDL)
+    launch_dependents(PDL)
     query = tl.load(q + seq * stride_qb + head * stride_qh + ds, mask=ds < D, other=0.0).to(tl.float32) * scale
     peak = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
@@ -71,8 +74,10 @@ def decode_part(q, k_cache, v_cache, slots, lengths, part, peaks, totals, scale,
 
 @triton.jit(do_not_specialize=["splits"])
 def decode_sum(part, peaks, totals, out, splits, stride_ob, stride_oh, DV: tl.constexpr, DV_BLOCK: tl.constexpr,
-               MOST: tl.constexpr):  # fmt: skip
+               MOST: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """Join the parts of one head of one sequence, in their order."""
+    wait_dependencies(PDL)
+    launch_dependents(PDL)
     seq = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     dvs = tl.arange(0, DV_BLOCK)

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from xkernels.device import is_interpreted
+from xkernels.device import is_interpreted, of
 
 
 def _plain(fn: Any) -> Any:
@@ -24,6 +24,12 @@ INTERPRETED = tl.constexpr(is_interpreted())
 helper: Callable[[Any], Any] = _plain if is_interpreted() else triton.jit
 
 TL_DTYPE = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+def overlapping(tensor: torch.Tensor, wanted: bool = True) -> dict[str, Any]:
+    """Launch options of a kernel that may start while its predecessor drains, where the device can (see `pdl`)."""
+    pdl = wanted and "pdl" in of(tensor).features()
+    return {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
 
 
 def next_power_of_2(n: int) -> int:

@@ -6,15 +6,19 @@ import triton
 import triton.language as tl
 
 from xkernels.ops._details.common import narrow
+from xkernels.ops._details.pdl import launch_dependents, wait_dependencies
 
 
 @triton.jit(do_not_specialize=["eps"])
 def add_norm(x, a, b, weight, total, out, width, eps, stride_x, stride_a, stride_b,
-              DELTAS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+              DELTAS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """One row: total = x + a + b in float32, rounded once; out = norm(rounded total) * weight."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = cols < width
+    gain = tl.load(weight + cols, mask=mask, other=0.0).to(tl.float32)
+    wait_dependencies(PDL)
+    launch_dependents(PDL)
     value = tl.load(x + row * stride_x + cols, mask=mask, other=0.0).to(tl.float32)
     if DELTAS > 0:
         value += tl.load(a + row * stride_a + cols, mask=mask, other=0.0).to(tl.float32)
@@ -25,7 +29,6 @@ def add_norm(x, a, b, weight, total, out, width, eps, stride_x, stride_a, stride
         tl.store(total + row * width + cols, rounded, mask=mask)
         value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
-    gain = tl.load(weight + cols, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + row * width + cols, narrow(value * scale * gain, out.dtype.element_ty), mask=mask)
 
 
@@ -49,8 +52,10 @@ def rotate(x, cos, sin, out, stride_t, stride_h, heads, HALF: tl.constexpr, BLOC
 @triton.jit(do_not_specialize=["slots"])
 def rotate_store(qk, v, cos, sin, q_out, k_cache, v_cache, places, slots, heads, kv_heads, stride_t, stride_h,
                  stride_vt, stride_vh, stride_kc, stride_vc, HALF: tl.constexpr, BLOCK: tl.constexpr,
-                 Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr):  # fmt: skip
+                 Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """All heads of one token: queries turned into q_out, keys turned into the cache, values as they are beside them."""
+    wait_dependencies(PDL)
+    launch_dependents(PDL)
     token = tl.program_id(0).to(tl.int64)
     place = tl.load(places + token).to(tl.int64)
     keep = (place > 0) & (place < slots)
@@ -84,8 +89,11 @@ def rotate_store(qk, v, cos, sin, q_out, k_cache, v_cache, places, slots, heads,
 
 @triton.jit
 def few_rows(x, weight, bias, out, width, cols, stride_x, stride_w, ROWS: tl.constexpr, COLS: tl.constexpr,
-             BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr):  # fmt: skip
-    """COLS results of ROWS rows: weights are read once and at once, so that all of a device's memory is asked."""
+             BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """COLS results of ROWS rows: weights are read once and at once, so that all of a device's memory is asked.
+
+    With PDL that begins while the predecessor is at work: weights depend on no other kernel.
+    """
     n = tl.program_id(0) * COLS + tl.arange(0, COLS)
     k = tl.arange(0, BLOCK)
     mask = (n < cols)[:, None] & (k < width)[None, :]
@@ -93,6 +101,8 @@ def few_rows(x, weight, bias, out, width, cols, stride_x, stride_w, ROWS: tl.con
     offset = tl.zeros([COLS], tl.float32)
     if HAS_BIAS:
         offset = tl.load(bias + n, mask=n < cols, other=0.0).to(tl.float32)
+    wait_dependencies(PDL)
+    launch_dependents(PDL)
     for row in tl.static_range(ROWS):
         value = tl.load(x + row * stride_x + k, mask=k < width, other=0.0).to(tl.float32)
         total = tl.sum(w.to(tl.float32) * value[None, :], 1) + offset
