@@ -146,6 +146,22 @@ def test_both_commits_get_a_name_and_nothing_of_the_head_runs(tmp_path: Path) ->
     assert (base / "file").read_text() == "one"
 
 
+def test_the_gates_matrix_is_planned_from_the_two_refs(tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    run("git", "clone", "-q", "--no-hardlinks", "--depth=1", f"file://{ROOT}", clone, cwd=tmp_path)
+    argv = (sys.executable, "-P", "-m", "orchestrator", "plan", "matrices/gate-b60.yaml", "--json")
+    done = run(*argv, cwd=clone)
+    assert (done.returncode, "no commit is called gate-base" in done.stderr) == (2, True)
+    assert run(CI / "refs.sh", clone, clone, cwd=tmp_path).returncode == 0
+    done = run(*argv, cwd=clone)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert [cell["kind"] for cell in plan["cells"]] == ["kernel-test", "kernel-bench", "serve"]
+    assert all(cell["why"] for cell in plan["cells"])
+    head = run("git", "rev-parse", "HEAD", cwd=clone).stdout.strip()
+    assert {arm["source"] for arm in plan["arms"]} == {head}
+
+
 # The runner host
 
 
