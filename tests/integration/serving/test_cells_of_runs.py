@@ -75,6 +75,7 @@ def test_a_server_that_has_no_room_beside_its_partner_ends_the_pair_with_the_num
     assert "swap needs room for one" in done.stderr
 
 
+@pytest.mark.slow
 def test_answers_of_two_arms_are_compared_sample_by_sample(tmp_path: Path) -> None:
     rows = [{"id": f"s{i}", "prompt": [2, 17, 91 + i], "output": 4} for i in range(20)]
     (tmp_path / "samples.jsonl").write_text("\n".join(map(json.dumps, rows)))
