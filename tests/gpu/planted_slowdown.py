@@ -166,7 +166,7 @@ def one_run(repository: Path, args: argparse.Namespace, name: str, before: str, 
     effect = cell.effect
     return {
         "exit": done.returncode, "wall_s": wall, "said": f"{cell.verdict}: {cell.reason}", "verdict": cell.verdict,
-        "gain": effect and [round(v, 5) for v in (effect.gain, effect.low, effect.high)], "p": cell.p,
+        "gain": effect and [round(v, 5) for v in (effect.gain, effect.gain_low, effect.gain_high)], "p": cell.p,
         "log_ratios": gains, "kernel_hashes": kernels, "environment": result["environment"],
         "device": result["device"]["name"], "launch_s": [launch["wall_s"] for launch in result["launches"]],
     }  # fmt: skip
