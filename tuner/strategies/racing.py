@@ -60,6 +60,7 @@ class Race:
         self.task, self.races, self.size = task, races, size
         self.arena = Arena(size, task.projections)
         self.stage = 0
+        self.liked: list[Config] = []
         self.effort, self.space, self.problem = task.effort, task.space, task.problem
         self._launch_only = task.effort.reach == "launch" and task.prior is not None
         self.random = random.Random(f"{task.seed} {size}")  # noqa: S311
@@ -86,6 +87,8 @@ class Race:
 
     def _reach(self, stage: int) -> None:
         self.stage = stage
+        if stage == FOUND:
+            self.liked = self._best_tiles()
         self.task.report(_STAGES[stage], self.size, self.arena)
 
     def _beside(self) -> list[int]:
@@ -144,15 +147,18 @@ class Race:
         return [group[len(group) // 2] for _, group in sorted(tiles.items())][:_SPREAD]
 
     def _liked(self, side: int) -> list[Config]:
-        """Best tiles of the nearest batch size on one side (-1 below, 1 above)."""
+        """What the nearest batch size on one side (-1 below, 1 above) had found when it was first done."""
         sizes = [size for size in self.races if (size - self.size) * side > 0 and self.races[size].stage >= FOUND]
         if not sizes:
             return []
-        near = self.races[min(sizes, key=lambda size: abs(size - self.size))].arena
+        return self.races[min(sizes, key=lambda size: abs(size - self.size))].liked
+
+    def _best_tiles(self) -> list[Config]:
+        """What neighbours are told: taken once, for how far a neighbour is meanwhile depends on what was compiled."""
         count = self.effort.neighbours * (1 if self.task.prior is not None else 3)
         found: list[Config] = []
         for projection in self.task.projections:
-            times = sorted((time, config) for config, time in near.times(projection))
+            times = sorted((time, config) for config, time in self.arena.times(projection))
             found += list(dict.fromkeys(self._base(config) for _, config in times))[:count]
         return found
 

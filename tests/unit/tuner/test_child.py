@@ -218,6 +218,10 @@ def test_the_pool_compiles_each_config_once_and_prunes_by_facts(tmp_path: Path) 
         broken = _wait(pool, ("up", TILE.with_(BLOCK_SIZE_M=48)))  # no power of two
         assert broken.error == "compile-failed"
         assert broken.reason
+        # Given up before the last stages.
+        large = _wait(pool, ("up", TILE.with_(BLOCK_SIZE_M=256, BLOCK_SIZE_N=256, BLOCK_SIZE_K=256, num_stages=4)))
+        assert large.error == "over-shared"
+        assert "232448" in large.reason
     finally:
         pool.close()
 

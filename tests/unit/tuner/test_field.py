@@ -1,0 +1,119 @@
+"""All batch sizes at once: order of answers, deadlines, and how long a sample lasts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tuner.child.facts import settle_keys
+from tuner.child.timing import Timer
+from tuner.effort import EFFORTS
+from tuner.prior import load as load_prior
+from tuner.replay import Recorded, Replay, load, task_of
+from tuner.strategies import strategy
+from tuner.strategies.base import Outcome, Request, Runner
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+
+
+@pytest.fixture(scope="module")
+def both() -> Recorded:
+    return load(DATA / "h200_moegate_bf16_both.json.gz")
+
+
+class Shuffled(Runner):
+    """Answers in an order of its own, as compiles end."""
+
+    def __init__(self, recorded: Recorded, seed: int) -> None:
+        self.inner, self.random, self.open = Replay(recorded), random.Random(seed), list[Request]()
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self.open += requests
+
+    def next(self) -> Outcome:
+        self.inner.submit([self.open.pop(self.random.randrange(len(self.open)))])
+        return self.inner.next()
+
+    def cancel(self) -> None:
+        self.open.clear()
+
+
+@pytest.mark.parametrize("name", ["quick", "full"])
+def test_the_order_of_answers_changes_nothing(both: Recorded, name: str) -> None:
+    prior = load_prior().without("sm_90")
+    task = task_of(both, replace(EFFORTS[name], abort=1e9), prior)
+    found = [strategy("racing").tune(task, Shuffled(both, seed)) for seed in range(3)]
+    assert all(f.choices == found[0].choices for f in found)
+    assert len({f.evaluations for f in found}) == 1
+
+
+def test_a_deadline_leaves_every_batch_size_with_a_choice(both: Recorded) -> None:
+    asked = 0
+
+    def late() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 200
+
+    task = replace(task_of(both, EFFORTS["full"], load_prior()), deadline=late)
+    found = strategy("racing").tune(task, Shuffled(both, 0))
+    assert not found.complete
+    assert set(found.choices) == set(both.sizes)
+    whole = strategy("racing").tune(replace(task, deadline=lambda: False), Replay(both))
+    assert whole.complete
+    assert found.evaluations < whole.evaluations
+
+
+class Clock:
+    """A device on which a launch takes `us`, and a graph as long as what was captured."""
+
+    kind = "cuda"
+
+    def __init__(self, us: float) -> None:
+        self.us, self.now, self.launches, self.captured = us, 0.0, 0, list[int]()
+
+    def launch(self, route: int) -> None:
+        self.launches += 1
+
+    def capture(self, work: Callable[[], Any], warmups: int = 1, small: bool = False) -> Any:
+        before = self.launches
+        work()
+        count = self.launches - before
+        self.captured.append(count)
+
+        def replay() -> None:
+            self.now += count * self.us
+
+        return SimpleNamespace(replay=replay)
+
+    def event(self) -> Any:
+        at = SimpleNamespace(now=0.0)
+        return SimpleNamespace(
+            record=lambda: setattr(at, "now", self.now), elapsed_ms=lambda later: (later.at.now - at.now) / 1e3, at=at
+        )
+
+
+@pytest.mark.parametrize(("us", "captured"), [(100.0, [5]), (8.0, [5, 20]), (0.5, [5, 40])])
+def test_a_sample_is_long_enough_for_the_clock(us: float, captured: list[int]) -> None:
+    device = Clock(us)
+    timer = Timer(device, True)  # type: ignore[arg-type]
+    assert timer.sample("x", device.launch, 5, 3, None) == pytest.approx([us] * 3)
+    assert device.captured == captured
+    assert timer.sample("x", device.launch, 5, 2, us / 2) == pytest.approx([us])  # kept, and given up early
+    assert device.captured == captured
+
+
+def test_every_kernel_has_its_key_before_the_first_compile() -> None:
+    import tuner.engines.moegate  # noqa: F401 - loads the kernels
+    from xkernels.ops._details.moe_gemm import up_gemm
+
+    if type(up_gemm).__name__ != "JITFunction":
+        pytest.skip("Triton's interpreter has no keys")
+    assert settle_keys() > 20
+    assert up_gemm.hash is not None
