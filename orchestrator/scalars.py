@@ -10,14 +10,17 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 from pydantic_core import PydanticCustomError
+
+from moegate.masking import looks_secret
 
 __all__ = [
     "Backend",
     "Bool",
     "Count",
     "Duration",
+    "Env",
     "EnvName",
     "Futility",
     "GitRef",
@@ -162,6 +165,14 @@ def _env_name(value: Any) -> str:
     return text
 
 
+def _no_secret(values: dict[str, str]) -> dict[str, str]:
+    for name, value in values.items():
+        if looks_secret(name, value):
+            hint = "leave it out: a matrix, its plan and its report are public, and launches have no network"
+            raise fail(f"{name} looks like a secret", hint)
+    return values
+
+
 def _futility(value: Any) -> int | None:
     if value is None or value == "none":
         return None
@@ -195,6 +206,7 @@ Rate = Annotated[float, BeforeValidator(_rate, json_schema_input_type=float)]
 Line = Annotated[str, BeforeValidator(_line, json_schema_input_type=str | float)]
 PathText = Annotated[str, BeforeValidator(_path, json_schema_input_type=str)]
 EnvName = Annotated[str, BeforeValidator(_env_name, json_schema_input_type=str)]
+Env = Annotated[dict[EnvName, Line], AfterValidator(_no_secret)]
 Futility = Annotated[int | None, BeforeValidator(_futility, json_schema_input_type=str | int)]
 Metric = Annotated[
     str,

@@ -50,6 +50,14 @@ def mismatch(plan: Plan, run: Path) -> str | None:
     return None
 
 
+def foreign(run: Path) -> str | None:
+    """Return the first thing in `run` that is neither a plain file nor a folder: a link could lead our writing out."""
+    for path in (run, *run.rglob("*")) if run.exists() or run.is_symlink() else ():
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            return path.name[:80]
+    return None
+
+
 def _arms(plan: Plan) -> list[tuple[str, str, dict[str, str], str | None]]:
     """The arms without what differs between two checkouts: a folder's place on its machine."""
     return [
@@ -60,6 +68,9 @@ def _arms(plan: Plan) -> list[tuple[str, str, dict[str, str], str | None]]:
 
 def judge(plan_file: Path, run: Path) -> tuple[Exit, str]:
     """Return the exit code and one sentence."""
+    odd = foreign(run)
+    if odd is not None:
+        return Exit.INFRA, f"what was received holds {odd!r}, which is no plain file"
     try:
         reason = mismatch(read_record(Plan, plan_file), run)
     except MoegateError as error:

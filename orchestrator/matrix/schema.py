@@ -17,7 +17,7 @@ from orchestrator.cells.base import CellSpec
 from orchestrator.scalars import (
     Count,
     Duration,
-    EnvName,
+    Env,
     Futility,
     GitRef,
     Line,
@@ -49,8 +49,8 @@ class Image(_Strict):
 
     dockerfile: PathText | None = Field(default=None, description="path in the repository")
     target: Line | None = Field(default=None, description="stage of the Dockerfile")
-    args: dict[EnvName, Line] = Field(default={}, description="build arguments (never secrets)")
-    env: dict[EnvName, Line] = Field(default={}, description="variables of every child, under process isolation too")
+    args: Env = Field(default={}, description="build arguments (never secrets)")
+    env: Env = Field(default={}, description="variables of every child, under process isolation too")
     base: Line | None = Field(default=None, description="base image, passed as BASE")
     reference: Line | None = Field(default=None, description="an existing image, name@sha256:digest")
 
@@ -104,7 +104,7 @@ class Arm(_Strict):
     """One side of the comparison."""
 
     configs: PathText = Field(default="none", description="none, tuned, a directory or git:REF")
-    env: dict[EnvName, Line] = {}
+    env: Env = {}
     source: GitRef | None = Field(default=None, description="a git ref, installed into an environment of its own")
 
 

@@ -14,6 +14,7 @@ import secrets
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ __all__ = ["RayAllocator", "check_offer", "resource_name", "start", "stop"]
 
 _INSTALL = "python -m pip install 'moegate[ray]', or write `ray: none` in the pool"
 _WAIT_S = 1  # Ray reads whole seconds
+_LOOK_S = 5.0
 _mutex = threading.Lock()
 _folders: list[str] = []
 
@@ -47,11 +49,15 @@ class RayAllocator:
                 self._bundle["GPU"] = 1.0
         self._held: dict[int, Any] = {}
         self._asked: dict[int, Any] = {}
+        self._looked = time.monotonic()
 
     def take(self, slot: Slot) -> bool:
         """Reserve one unit of the pool's resource; False while the cluster has none free.
 
         A request stays in Ray's queue between calls, so that whoever asked first is served first.
+
+        Raises:
+            PoolError: this host's node has died, so the request would wait for ever.
         """
         from ray.util.placement_group import placement_group, placement_group_table
 
@@ -63,7 +69,10 @@ class RayAllocator:
             else:
                 ready = placement_group_table(group)["state"] == "CREATED"
             (self._held if ready else self._asked)[slot.index] = group
-            return ready
+        if not ready and time.monotonic() - self._looked > _LOOK_S:
+            self._looked = time.monotonic()
+            _own_node()
+        return ready
 
     def give(self, slot: Slot) -> None:
         """Remove the slot's placement group."""

@@ -29,7 +29,7 @@ from orchestrator.scheduler.classify import Ending
 from orchestrator.scheduler.installing import environments
 from orchestrator.scheduler.job import AttemptDone, AttemptJob
 from orchestrator.scheduler.keys import host_fingerprint
-from orchestrator.scheduler.logs import heading, keep_logs
+from orchestrator.scheduler.logs import heading, keep_logs, mask_logs
 from orchestrator.scheduler.resident import alone, explained, is_resident, run_together
 from orchestrator.scheduler.rundir import MAX_RESULT_BYTES
 from orchestrator.sources import Environment
@@ -77,6 +77,7 @@ def run_attempt(job: AttemptJob) -> AttemptDone:
         raise InfraError(f"{job.folder}: {error.strerror or error}") from error
     done.wall_s = round(time.monotonic() - began, 3)
     attempt.tidy()
+    mask_logs(job.folder)
     return done
 
 

@@ -7,6 +7,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from moegate.masking import mask
 from moegate.records import State
 from orchestrator.pools.isolation import LaunchResult
 
@@ -77,11 +78,11 @@ def last_line(text: str) -> str:
 
 
 def tail(path: Path, size: int = _TAIL_BYTES) -> str:
-    """The end of a log as text; empty where there is none."""
+    """The end of a log as text, secrets masked; empty where there is none."""
     try:
         with path.open("rb") as stream:
             stream.seek(max(0, path.stat().st_size - size))
-            return stream.read(size).decode("utf-8", errors="replace")
+            return mask(stream.read(size).decode("utf-8", errors="replace"))
     except OSError:
         return ""
 

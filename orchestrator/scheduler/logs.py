@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
+from moegate.masking import mask_file
 from moegate.stats import Turn
 from orchestrator.pools.isolation import LaunchSpec
 
-__all__ = ["heading", "keep_logs"]
+__all__ = ["heading", "keep_logs", "mask_logs"]
 
 
 def heading(log: Path, number: int, turn: Turn | None) -> None:
@@ -27,3 +28,9 @@ def keep_logs(spec: LaunchSpec, folder: Path) -> None:
             with (folder / source.name.partition(".")[2]).open("ab") as kept:
                 kept.write(source.read_bytes())
             source.unlink()
+
+
+def mask_logs(folder: Path) -> None:
+    """Mask secrets in the logs of an attempt that has ended."""
+    for log in folder.glob("*.log"):
+        mask_file(log)

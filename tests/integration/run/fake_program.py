@@ -101,6 +101,9 @@ def abuse(mode):
     if mode == "noise":
         text = b"\xff\xfe\xc3\x28\x00\x1b[2J\x1b]8;;http://evil.example\x07click\x1b]8;;\x07\r\xe2\x80\xae"
         os.write(2, text + b"\n::error::planted\n##[error]planted\n" + text)
+    if mode == "tell":  # what it may have found in the home folder
+        print("s3cret-of-this-host", file=sys.stderr)
+        sys.exit(1)
     if mode == "forks":
         for _ in range(1000):
             if os.fork() == 0:

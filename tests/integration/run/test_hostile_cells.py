@@ -109,3 +109,13 @@ def test_the_next_cell_on_the_device_of_one_that_crashed_is_unaffected(run, stat
     found = states(run.path)
     assert found.pop("kernel-bench/cpu/tiny/fused_experts/float32/moegate/triton/eager") == "CRASHED"
     assert set(found.values()) == {"PASSED"}
+
+
+def test_a_secret_of_ours_that_a_cell_prints_is_masked_everywhere(run, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "s3cret-of-this-host")
+    hostile(run, "tell")
+    conclude(run.path)
+    attempt = next(run.path.glob("cells/kernel-test-*/attempt-1"))
+    assert "[masked]" in (attempt / "stderr.log").read_text()
+    for path in (path for path in run.path.rglob("*") if path.is_file()):
+        assert b"s3cret-of-this-host" not in path.read_bytes(), path

@@ -173,3 +173,14 @@ def test_the_commands_load_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_commit_whose_links_lead_out_is_refused(repo: Any) -> None:
+    (repo.configs / "triton_3_8_0" / "out").symlink_to("/etc")
+    repo.git("add", "-A")
+    repo.git("commit", "-q", "-m", "links")
+    argv = [sys.executable, "-P", "-m", "orchestrator", "check", "--configs", str(repo.configs), "--base", "git:HEAD"]
+    done = subprocess.run(argv, cwd=repo.root, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "cannot be unpacked" in done.stderr
+    assert "Traceback" not in done.stderr

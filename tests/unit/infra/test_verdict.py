@@ -138,3 +138,15 @@ def test_a_night_that_cannot_be_believed_is_left_out_and_said(received: Path) ->
     assert done.returncode == 1
     assert "left out" in done.stderr
     assert remember(received, "main").returncode == 2
+
+
+@pytest.mark.parametrize("name", ["plan.json", "journal", "cells/link", "report.html"])
+def test_a_link_is_no_verdict_and_nothing_is_written_through_it(received: Path, tmp_path: Path, name: str) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("precious")
+    path = received / "run" / name
+    path.unlink(missing_ok=True)
+    path.symlink_to(outside)
+    code, text = judge(received)
+    assert (code, "no plain file" in text) == (3, True)
+    assert outside.read_text() == "precious"
