@@ -216,8 +216,8 @@ def _sentence(code: Exit, reasons: list[GateReason], counts: Mapping[str, int], 
     tail = f" ({tally})" if tally else ""
     first = next((reason for reason in reasons if reason.exit == code), None)
     if code is Exit.OK or first is None:
-        return f"PASS: {cells} cells{tail}"
+        return f"PASS: {cells} cell{'' if cells == 1 else 's'}{tail}"
     same = len({reason.cell for reason in reasons if reason.exit == code and reason.cell is not None})
     words = {Exit.REGRESSION: "FAIL", Exit.INFRA: "NO ANSWER", Exit.INCONCLUSIVE: "INCONCLUSIVE"}
-    scope = f"{same} of {cells} cells" if same else "the run"
+    scope = f"{same} of {cells} cell{'' if cells == 1 else 's'}" if same else "the run"
     return f"{words.get(code, 'ERROR')}: {scope}: {first.message}{tail}"

@@ -231,5 +231,5 @@ def test_quarantine_holds_until_its_day() -> None:
 def test_counts_and_sentence_name_what_happened() -> None:
     result = judge(make_cell(), "regressed")
     assert result.counts == {"cells": 1, "passed": 1, "regressed": 1}
-    assert result.sentence == "FAIL: 1 of 1 cells: regressed, expected no_regression (1 regressed)"
+    assert result.sentence == "FAIL: 1 of 1 cell: regressed, expected no_regression (1 regressed)"
     assert judge(make_cell(), None).counts["no_verdict"] == 1
