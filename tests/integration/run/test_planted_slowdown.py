@@ -15,7 +15,7 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "gpu" / "planted_slowdown.py"
 OPTIONS = "--device=cpu --model=examples/models/tiny-moe --dtype=float32 --graph=eager --sizes=1 --dose=30"
-DESIGN = "--screen=1 --confirm=3 --margin=50% --q=20%"
+DESIGN = "--screen=1 --confirm=2 --margin=50% --q=30%"
 
 
 @pytest.fixture(scope="module")
