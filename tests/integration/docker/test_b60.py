@@ -52,7 +52,9 @@ def image(cpu_image: BuiltImage, client: Any, simulated_host: Any, tmp_path: Pat
     server = context / "site" / "sglang" / "launch_server.py"
     text = server.read_text()
     server.write_text(text.replace("import argparse\n", "import argparse\n" + LOOK, 1))
-    (context / "Dockerfile").write_text(f"FROM {cpu_image.id}\nCOPY site /standin\nENV PYTHONPATH=/standin STANDIN_SCALE=8\n")
+    (context / "Dockerfile").write_text(
+        f"FROM {cpu_image.id}\nCOPY site /standin\nENV PYTHONPATH=/standin STANDIN_SCALE=8\n"
+    )
     built, _ = client.images.build(path=str(context), tag="moegate-standin:test", rm=True)
     yield f"moegate-standin@{built.id}"
     client.images.remove("moegate-standin:test", force=True)
@@ -72,7 +74,7 @@ def test_the_b60_matrix_runs_in_containers(image: str, simulated_host: Any, clie
         "compare.screen": "1",
         "compare.confirm": "1",
         "compare.futility": "none",
-        "gate.margin": "50%",
+        "gate.margin": "90%",  # no cell gets there, so none is confirmed
     }
     argv = [str(simulated_host.root / "python" / "bin" / "python"), "-P", "-m", "orchestrator", "run"]
     argv += ["matrices/b60.yaml", f"--out={run}", "--isolation=docker"]

@@ -16,10 +16,10 @@ CARDS = {"0000:17:00.0": 2, "0000:1b:00.0": 0, "0000:97:00.0": 3, "0000:9b:00.0"
 # The same cells with a load of seconds, and a policy that fewer pairs can satisfy.
 SMALL = {
     "cells[2].load": "{requests: 4, concurrency: 4, input: 8, output: 8, seed: 42}",
-    "compare.screen": "2",
-    "compare.confirm": "6",
+    "compare.screen": "1",
+    "compare.confirm": "5",
     "compare.futility": "none",
-    "gate.q": "0.05",
+    "gate.q": "0.1",
     "gate.margin": "5%",
 }
 LABELS = {

@@ -67,19 +67,19 @@ FLEET = """\
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_three_pools_of_a_real_ray_spread_100_cells_each(run, simulated_host, four_cards):
+def test_three_pools_of_a_real_ray_spread_100_cells(run, simulated_host, four_cards):
     """Four B60s, eight H200s and eight MI300X at once: cells flow to where they fit, no two on one device."""
     if importlib.util.find_spec("ray") is None:  # importing it here would fix its token for the whole process
         pytest.skip("ray is not installed: pip install 'moegate[ray]'")
     simulated_host.nvidia(8)
     simulated_host.amd(8)
-    ops = ", ".join(f"op{number}" for number in range(100))
+    ops = ", ".join(f"op{number}" for number in range(34))
     run.edit(("  cpu: {device: cpu, ray: none, isolation: process}\n", FLEET), ("  - kind: check\n", ""),
              ("pools: [cpu]", "pools: [b60, h200, mi300x]"), ("    dtypes: [float32]", f"    ops: [{ops}]\n    dtypes: [float32]"))  # fmt: skip
     process = run.start("--only=kernel-test/*")
     text, _ = process.communicate(timeout=280)
     assert process.returncode == 0, text
-    assert Counter(outcome.state for outcome in read_run(run.path).outcomes) == {"PASSED": 300}
+    assert Counter(outcome.state for outcome in read_run(run.path).outcomes) == {"PASSED": 102}
     by_device = defaultdict(list)
     for device, first, last in attempts(run.path):
         by_device[device].append((first, last))
@@ -87,7 +87,7 @@ def test_three_pools_of_a_real_ray_spread_100_cells_each(run, simulated_host, fo
     assert set(by_device) == {*ADDRESSES, *(f"GPU-{number:04x}" for number in range(8)), *amd}
     for intervals in by_device.values():
         assert all(before[1] < after[0] for before, after in pairwise(sorted(intervals)))
-        assert len(intervals) > 4, "no device was left idle"
+        assert len(intervals) > 1, "no device was left idle"
 
 
 def test_both_stages_of_a_cell_run_on_one_card(run, four_cards):
