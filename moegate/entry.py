@@ -79,6 +79,8 @@ def guard(program: str, command: Callable[[], object], *, interrupted: str = "")
             reconfigure(errors="backslashreplace")
     try:
         code = _finished(command)
+        if code == Exit.INTERRUPTED and interrupted:  # what the library makes of Ctrl-C
+            print(f"{program}: {interrupted}", file=sys.stderr)
     except MoegateError as error:
         code = _say(program, error)
     except KeyboardInterrupt:

@@ -172,3 +172,23 @@ def test_kill_at_any_point_and_go_on(tmp_path: Path) -> None:
     whole = sum(entry.kind == "outcome" for entry in read_journal(tmp_path / "whole" / "journal", purpose=PURPOSE))
     assert len(outcomes) == whole
     assert json.loads(done.stdout)["measured"] < whole
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_everything(tmp_path: Path) -> None:
+    out = tmp_path / "tuned"
+    command = [sys.executable, "-P", "-m", "tuner", "tune", "--model", str(TINY), "--dtype", "float32", "--effort",
+               "quick", "--batch-sizes", "1,4", "--out", str(out)]  # fmt: skip
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=plain)
+    while child.poll() is None and _lines(out / "journal") < 8:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "goes on" in said
+    assert "Traceback" not in said
+    kept = sum(entry.kind == "outcome" for entry in read_journal(out / "journal", purpose=PURPOSE))
+    summary = json.loads(_tuner(*command[4:], "--json").stdout)
+    assert summary["counts"]["reused"] >= kept > 0
+    assert summary["complete"]
