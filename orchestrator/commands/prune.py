@@ -77,7 +77,7 @@ def _prune_runs(runs: Path, age_s: float, dry_run: bool) -> list[str]:
 
 
 def _prune_docker(age_s: float, dry_run: bool) -> dict[str, list[str]]:
-    """Containers that ended, images and cache volumes with our labels, by their creation time."""
+    """Containers that ended or lost their orchestrator, images and cache volumes: with our labels, by creation time."""
     from moegate.errors import PoolError
     from orchestrator import daemon
     from orchestrator.commands._output import say
@@ -120,10 +120,22 @@ def _containers(client: Any, age_s: float, dry_run: bool) -> list[str]:
     out = []
     for entry in client.api.containers(all=True, filters={"label": f"{daemon.LABEL}.run"}):
         name = entry["Id"][:12]
-        idle = entry.get("State") != "running" and _old(entry.get("Created"), age_s)
-        if idle and (dry_run or _removed(name, remove, entry["Id"])):
+        running = entry.get("State") == "running"
+        # Nobody waits for what an orchestrator of this host left behind when it was killed, however young it is.
+        left = _orphan(str((entry.get("Labels") or {}).get(f"{daemon.LABEL}.owner", "")))
+        if (left or (not running and _old(entry.get("Created"), age_s))) and (
+            dry_run or _removed(name, remove, entry["Id"])
+        ):
             out.append(name)
     return out
+
+
+def _orphan(owner: str) -> bool:
+    """Whether a container's orchestrator (`host:pid`) ran on this host and is gone."""
+    import platform
+
+    host, _, pid = owner.rpartition(":")
+    return host == platform.node() and pid.isdigit() and not Path(f"/proc/{pid}").exists()
 
 
 def _images(client: Any, age_s: float, dry_run: bool) -> list[str]:

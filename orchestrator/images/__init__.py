@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.images.build import Builder, ensure
+from orchestrator.images.build import Builder, ensure, write_provenance
 from orchestrator.images.preflight import obstacle
 from orchestrator.images.request import BuildFailure, BuiltImage
 
-__all__ = ["BuildFailure", "Builder", "BuiltImage", "ensure", "obstacle"]
+__all__ = ["BuildFailure", "Builder", "BuiltImage", "ensure", "obstacle", "write_provenance"]

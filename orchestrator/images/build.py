@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from moegate import canonical, spawn
+from moegate.errors import InfraError
+from moegate.paths import write_atomic
 from moegate.records import ImageSpec
 from orchestrator import daemon
 from orchestrator.images import bake, classic
 from orchestrator.images.preflight import local_names
 from orchestrator.images.request import BuildFailure, BuildRequest, BuiltImage, request
 
-__all__ = ["BakeBuilder", "Builder", "ClassicBuilder", "builder_for", "ensure", "labels"]
+__all__ = ["BakeBuilder", "Builder", "ClassicBuilder", "builder_for", "ensure", "labels", "write_provenance"]
 
 _TAIL_LINES = 20
 # DOCKER_HOST, DOCKER_CONTEXT, DOCKER_CONFIG, TLS settings; GitHub's build cache; the socket of a rootless daemon.
@@ -265,6 +267,21 @@ def ensure(
                 failure = BuildFailure(item.name, f"the builder reported success, but {item.tag} is not there")
             out[item.name] = failure or _describe(client, item.name, item.tag, image, True, time.monotonic() - began)
     return out
+
+
+def write_provenance(folder: Path, images: Sequence[BuiltImage]) -> Path:
+    """Write what the images of a run are (ids, digests, Python and system packages) to `images.json` in a folder.
+
+    Raises:
+        InfraError: the folder cannot be written.
+    """
+    path = folder / "images.json"
+    body = {"schema": 1, "images": [image.provenance() for image in sorted(images, key=lambda image: image.name)]}
+    try:
+        write_atomic(path, canonical.dumps(body) + "\n")
+    except OSError as error:
+        raise InfraError(f"{path}: cannot be written: {error.strerror}") from error
+    return path
 
 
 def _referenced(client: Any, name: str, reference: str) -> BuiltImage | BuildFailure:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from moegate import canonical
 from moegate.errors import ImageError, UsageError
@@ -108,14 +109,9 @@ class BuiltImage:
     packages: tuple[str, ...] = ()
     system: str = ""
 
-    def record(self) -> dict[str, str]:
-        """As text values, for keys and records."""
-        return {
-            f"image.{self.name}.id": self.id,
-            f"image.{self.name}.tag": self.tag,
-            f"image.{self.name}.packages": canonical.digest(list(self.packages)) if self.packages else "",
-            f"image.{self.name}.system": self.system,
-        }
+    def provenance(self) -> dict[str, Any]:
+        """What the image is, for the run's `images/images.json`."""
+        return {**asdict(self), "packages": list(self.packages)}
 
 
 @dataclass(frozen=True)

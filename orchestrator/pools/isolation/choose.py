@@ -70,7 +70,7 @@ def _containers(
     process: Isolation,
 ) -> dict[str, Isolation | str]:
     """Build what is missing, and give each pool the daemon; a failed build blocks only the pools of its image."""
-    from orchestrator.images import BuildFailure, ensure
+    from orchestrator.images import BuildFailure, ensure, write_provenance
     from orchestrator.pools.isolation.docker import DockerIsolation
 
     specs = {image.name: image for image in candidates.values()}
@@ -79,6 +79,7 @@ def _containers(
         built = ensure(list(specs.values()), root, logs, version=own_version())
     except (PoolError, ImageError, UsageError) as error:
         return {name: f"isolation {modes[name]}: {error}" for name in candidates}
+    write_provenance(logs, [image for image in built.values() if not isinstance(image, BuildFailure)])
     ids = {name: image.id for name, image in built.items() if not isinstance(image, BuildFailure)}
     isolation = DockerIsolation(ids)
     out: dict[str, Isolation | str] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import threading
 import time
 from collections.abc import Collection, Mapping
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from moegate.errors import ImageError, PoolError
+from moegate.records import DeviceIdentity
 from orchestrator import daemon
 from orchestrator.pools.isolation import PYTHON, LaunchResult, LaunchSpec, OnStart, caches, preflight
 from orchestrator.pools.isolation.flags import CACHE, MASKS, device_options
@@ -68,7 +70,6 @@ def container_options(spec: LaunchSpec, image_id: str, *, cdi: Collection[str] =
     env |= {"HOME": "/tmp", **device["environment"]}  # noqa: S108 - a path inside the container
     uid, gid = _user()
     memory = spec.memory_bytes or _memory_limit()
-    kind = spec.slot.device.identity.kind
     mounts = [(str(path), True) for path in spec.reads]
     mounts += [(path, True) for path in device["mounts"] if Path(path).exists()]
     mounts += [(str(path), False) for path in (spec.workdir, *spec.writes)]
@@ -85,7 +86,7 @@ def container_options(spec: LaunchSpec, image_id: str, *, cdi: Collection[str] =
         "read_only": True,
         "tmpfs": {"/tmp": f"rw,nosuid,nodev,exec,size={_TMP_BYTES},mode=1777"},  # noqa: S108 - inside the container
         "mounts": dict(mounts),
-        "cache": f"moegate-cache-{image_id.removeprefix('sha256:')[:12]}-{kind}",
+        "cache": f"moegate-cache-{image_id.removeprefix('sha256:')[:12]}-{_class(spec.slot.device.identity)}",
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true", *device["security_opt"]],
         "pids_limit": spec.pids,
@@ -106,6 +107,12 @@ def container_options(spec: LaunchSpec, image_id: str, *, cdi: Collection[str] =
             f"{daemon.LABEL}.owner": f"{platform.node()}:{os.getpid()}",
         },
     }
+
+
+def _class(device: DeviceIdentity) -> str:
+    """The device class as a volume's name may hold it: what was compiled for one model is of no use to another."""
+    name = "" if device.kind == "cpu" else "-" + re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-")[:60]
+    return device.kind + name
 
 
 def shell_command(options: Mapping[str, Any]) -> tuple[str, ...]:

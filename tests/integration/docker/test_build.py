@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from moegate.records import ImageSpec
-from orchestrator.images import BuildFailure, BuiltImage, ensure
+from orchestrator.images import BuildFailure, BuiltImage, ensure, write_provenance
 from orchestrator.images.build import ClassicBuilder
 
 pytestmark = pytest.mark.docker
@@ -51,6 +52,11 @@ def test_an_image_is_built_once_and_described(client: Any, project: Path) -> Non
         assert isinstance(again, BuiltImage)
         assert not again.built
         assert (again.id, again.tag, again.system) == (image.id, image.tag, image.system)
+        written = json.loads(write_provenance(project / "logs", [again]).read_text())
+        (row,) = written["images"]
+        assert (written["schema"], row["id"], row["system"]) == (1, image.id, image.system)
+        assert row["python"].startswith("Python 3.11")
+        assert any(line.startswith("pip==") for line in row["packages"])
     finally:
         client.images.remove(image.tag, force=True)
 

@@ -106,6 +106,12 @@ def test_both_arms_answered_the_same_samples(run: Path) -> None:
     assert "all 200 answers are the same" in (run / "report.html").read_text()
 
 
+def test_what_the_image_is_made_of_is_recorded(run: Path, cpu_image: BuiltImage) -> None:
+    (image,) = json.loads((run / "images" / "images.json").read_text())["images"]
+    assert (image["name"], image["id"]) == ("cpu", cpu_image.id)
+    assert any(package.startswith("torch==") for package in image["packages"])
+
+
 def test_nothing_is_left(run: Path, client: Any) -> None:
     names = {json.loads((run / "plan.json").read_text())["name"]}
     left = client.containers.list(all=True, filters={"label": "moegate.run"})

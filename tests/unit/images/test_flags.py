@@ -141,7 +141,7 @@ def test_confinement_is_the_same_for_every_launch(tmp_path: Path) -> None:
         "cpuset_cpus": "4,5",
         "shm_size": 8 * GIB,
         "init": True,
-        "cache": "moegate-cache-0123456789ab-cuda",
+        "cache": "moegate-cache-0123456789ab-cuda-nvidia-h200",
     }
     assert {name: options[name] for name in expected} == expected
     assert not options["user"].startswith("0:")
