@@ -99,7 +99,7 @@ def outcome_of(
 ) -> Outcome:
     """Return the one word for a cell, from its state, its verdict and whether a rule sets it aside."""
     state = "PLANNED" if outcome is None else outcome.state
-    if state == "SKIPPED" or quarantined:
+    if quarantined:
         return "quarantined"
     if state in _FAILED_STATES:
         return "failed"

@@ -27,8 +27,17 @@ Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or fp
 Sizes = Annotated[str, typer.Option("--batch-sizes", help="Comma-separated; default: the usual 18.")]
 Engine = Annotated[str, typer.Option(help="Whose kernel: moegate, sglang or vllm.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+
+
+def _not_empty(value: str | None) -> str | None:
+    """An empty word is not the default: what was meant to be there, such as a variable, is missing."""
+    if value is not None and not value.strip(" ,"):
+        raise typer.BadParameter("is empty: name something, or leave the option out")
+    return value
+
+
 Seed = Annotated[int, typer.Option(help="Seed of weights, inputs and routing.")]
-Python = Annotated[str | None, typer.Option(help="Interpreter of the engine's own environment.")]
+Python = Annotated[str | None, typer.Option(help="Interpreter of the engine's own environment.", callback=_not_empty)]
 
 
 @app.command()
@@ -48,7 +57,9 @@ def tune(
     without: Annotated[str, typer.Option(help="Architectures that the prior leaves out: sm_90,sm_100.")] = "",
     routing: Annotated[str, typer.Option(help="uniform, skewed, or a folder of recorded routing.")] = "uniform",
     ray: Annotated[str | None, typer.Option(help="Lease batch-size groups to the GPUs of this Ray cluster.")] = None,
-    emit: Annotated[str, typer.Option(help="sglang, or sglang,vllm for vLLM's spelling too.")] = "sglang",
+    emit: Annotated[
+        str, typer.Option(help="sglang, or sglang,vllm for vLLM's spelling too.", callback=_not_empty)
+    ] = "sglang",
     tp: Annotated[int, typer.Option(help="Tensor-parallel size.")] = 1,
     ep: Annotated[int, typer.Option(help="Expert-parallel size.")] = 1,
     seed: Seed = 0,

@@ -48,7 +48,7 @@ def compare_command(
     else:
         for line in lines(result):
             typer.echo(plain(line))
-    if code is Exit.USAGE and not as_json:
+    if code is Exit.USAGE:
         raise UsageError("the runs cannot be compared", fix="measure both arms in one run: that is what arms are for")
     raise typer.Exit(int(code))
 

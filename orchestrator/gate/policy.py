@@ -35,9 +35,8 @@ STATE_EXITS: Mapping[str, Exit] = {
     "INFRA_ERROR": Exit.INFRA,
     "CANCELLED": Exit.INFRA,
     "BLOCKED": Exit.INFRA,
-    "SKIPPED": Exit.INFRA,
 }
-"""Exit of a cell that ended so; any other state has not ended: exit 3. SKIPPED is right in quarantine only."""
+"""Exit of a cell that ended so; any other state has not ended: exit 3."""
 
 PASSING: Mapping[str, frozenset[str]] = {
     "improved": frozenset({"improved"}),

@@ -9,6 +9,7 @@ comparison.json gate.json report.html junit.xml results.sarif summary.md
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -162,6 +163,8 @@ class RunDir:
         except FileExistsError:
             raise UsageError("exists and is not a folder", file=self.path, field="--out") from None
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise UsageError(str(error.strerror), file=self.path, field="--out", fix="a shorter name") from None
             raise InfraError(f"{self.path}: cannot be made: {error.strerror}") from None
         if taken:
             raise UsageError(

@@ -134,3 +134,11 @@ def test_what_nohup_ignores_stays_ignored() -> None:
         "assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN\n"
     )
     assert subprocess.run([sys.executable, "-c", body], timeout=30).returncode == 0
+
+
+@pytest.mark.parametrize("option", ["--emit", "--python"])
+def test_an_empty_option_is_not_the_default(tmp_path: Path, option: str) -> None:
+    argv = [sys.executable, "-P", "-m", "tuner", "tune", "--out", "tuned", option, ""]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is empty" in done.stderr

@@ -221,7 +221,7 @@ def test_quarantine_holds_until_its_day() -> None:
     assert held.exit == 0
     assert "noisy fan" in held.reasons[0].message
     assert held.counts["quarantined"] == 1
-    assert judge(make_cell(), "regressed", state="SKIPPED", quarantine=rule("2026-06-15")).exit == 0
+    assert judge(make_cell(), None, state="CRASHED", quarantine=rule("2026-06-15")).exit == 0
     expired = judge(make_cell(), "regressed", quarantine=rule("2026-06-14"))
     assert expired.exit == 1
     assert any("ended on 2026-06-14" in reason.message for reason in expired.reasons)

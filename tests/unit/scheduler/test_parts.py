@@ -225,3 +225,8 @@ def test_a_result_that_is_a_link_or_too_large_is_not_read(tmp_path):
     os.truncate(file, 300 << 30)
     with pytest.raises(UsageError, match="at most"):
         RunDir(tmp_path).result_file("a", 1, "cells/a/attempt-1/result.json", "0" * 64)
+
+
+def test_a_run_directory_with_too_long_a_name_is_the_persons_fault(tmp_path):
+    with pytest.raises(UsageError, match="File name too long"):
+        RunDir(tmp_path / ("x" * 300)).create()
