@@ -43,7 +43,7 @@ CREATE INDEX cells_by_cell ON cells(cell, device_class);
 """
 
 # Of a bundle's environment, what the host is; the rest (branch, command, ...) may differ between comparable runs.
-HOST_FACTS = frozenset({"kernel", "machine", "cpu", "cpus", "governor", "nvidia", "amdgpu", "xe"})
+HOST_FACTS = frozenset({"kernel", "machine", "cpu", "cpus", "governor", "clocks", "nvidia", "amdgpu", "xe"})
 _OWN_VERSIONS = frozenset({"moegate"})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,9 @@ CODEGEN: Mapping[str, tuple[str, ...]] = {
     "amd": ("HSA_", "HIP_", "AMDGCN_", "SGLANG_USE_AITER", "AITER_"),
     "intel": ("IGC_", "SYCL_", "NEO", "ZE_", "UR_", "ONEAPI_"),
 }
+CLOCKS = "MOEGATE_CLOCKS_RECORD"
+"""Environment variable: where the clock policy of the cards is recorded."""
+
 _PACKAGES = ("moegate", "tuner", "serving", "xkernels")
 
 
@@ -52,7 +56,17 @@ def host_fingerprint() -> dict[str, str]:
             facts[name] = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[0]
         except (OSError, IndexError):
             continue
-    return facts
+    clocks = _gpu_clocks(Path(os.environ.get(CLOCKS, "/run/moegate-clocks")))
+    return {**facts, "clocks": clocks} if clocks else facts
+
+
+def _gpu_clocks(record: Path) -> str:
+    """The clock limits that hold on this host's cards, as `infra/host/clocks.sh` recorded them; empty without one."""
+    try:
+        text = record.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return ", ".join(sorted(set(re.findall(r"has (\S+ MHz)", text))))
 
 
 def _cpu_name() -> str:

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from orchestrator.pools.ray import resource_name
+from orchestrator.scheduler import keys
 
 ROOT = Path(__file__).resolve().parents[3]
 CI, HOST = ROOT / "infra" / "ci", ROOT / "infra" / "host"
@@ -222,7 +223,7 @@ def test_a_host_without_cards_docker_or_space_is_not_fit(tmp_path: Path, host: d
         assert words in done.stdout
 
 
-def test_clocks_are_set_recorded_and_a_refusal_is_told(tmp_path: Path) -> None:
+def test_clocks_are_set_recorded_and_a_refusal_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     card(tmp_path, "0000:03:00.0", "renderD128")
     freq = tmp_path / "sys" / "bus" / "pci" / "devices" / "0000:03:00.0" / "tile0" / "gt0" / "freq0"
     env = {"MOEGATE_CLOCKS_RECORD": str(tmp_path / "record")}
@@ -233,6 +234,8 @@ def test_clocks_are_set_recorded_and_a_refusal_is_told(tmp_path: Path) -> None:
     assert clocks("2000").returncode == 0
     assert (freq / "min_freq").read_text() == (freq / "max_freq").read_text() == "2000\n"
     assert "asked 2000-2000 MHz, has 2000-2000 MHz" in (tmp_path / "record").read_text()
+    monkeypatch.setenv(keys.CLOCKS, str(tmp_path / "record"))
+    assert keys.host_fingerprint.__wrapped__()["clocks"] == "2000-2000 MHz", "a cell's key knows the clock policy"
     assert clocks("free").returncode == 0
     assert (freq / "min_freq").read_text() == "400\n"
     shutil.rmtree(tmp_path / "sys" / "bus" / "pci" / "drivers" / "xe")
