@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from moegate.errors import RecordError
+from moegate.records import ComparePolicy, GatePolicy, Plan
 from moegate.stats import (
     CellPairs,
     Rules,
@@ -14,12 +18,25 @@ from moegate.stats import (
     more_pairs,
     next_stage,
     pair_sd,
+    rules_of,
     screen_decision,
 )
 
 RULES = Rules()
+PLAN = Plan("n", "m", "", "", "", (), (), (), (), (), compare=ComparePolicy("a", "b"), gate=GatePolicy())
 STILL = [0.001, -0.001, 0.0005, -0.0005, 0.0002]
 SLOW = [-0.03, -0.029, -0.031, -0.0305, -0.0295]
+
+
+@pytest.mark.parametrize("policy", [{"margin": -1.0}, {"q": 1.0}, {"tolerance": 0.0}, {"screen": 0}])
+def test_a_plan_whose_policy_cannot_be_is_refused(policy: dict[str, float]) -> None:
+    gate = GatePolicy(**{name: value for name, value in policy.items() if name != "screen"})
+    compare = ComparePolicy("a", "b", screen=int(policy.get("screen", 5)))
+    for plan in (replace(PLAN, gate=gate, compare=compare), replace(PLAN, gate=gate, compare=None)):
+        if plan.compare is None and "screen" in policy:
+            continue
+        with pytest.raises(RecordError, match="policy cannot be"):
+            rules_of(plan)
 
 
 def wobble(center: float, n: int) -> list[float]:
