@@ -223,6 +223,18 @@ def test_a_host_without_cards_docker_or_space_is_not_fit(tmp_path: Path, host: d
         assert words in done.stdout
 
 
+def test_what_an_earlier_run_left_on_the_cards_is_a_fault(tmp_path: Path, host: dict[str, str]) -> None:
+    card(tmp_path, "0000:03:00.0", "renderD128")
+    (tmp_path / "bin" / "fuser").write_text("#!/bin/sh\necho ' 4711 4712'\n")
+    (tmp_path / "bin" / "docker").write_text(
+        '#!/bin/sh\n[ "$1" = ps ] && echo abc\n[ "$1" = version ] && echo 29\nexit 0\n'
+    )
+    done = health(tmp_path, host)
+    assert done.returncode == 3
+    assert "other processes hold a card: 4711 4712" in done.stdout
+    assert "1 containers of an earlier run are still up" in done.stdout
+
+
 def test_clocks_are_set_recorded_and_a_refusal_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     card(tmp_path, "0000:03:00.0", "renderD128")
     freq = tmp_path / "sys" / "bus" / "pci" / "devices" / "0000:03:00.0" / "tile0" / "gt0" / "freq0"
