@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,10 @@ def orchestrator() -> str:
     d = _read("orchestrator_overhead.json")
     low, high = sorted(d["load"])
     return (
-        f"# The orchestrator, measured\n\n{GENERATED}\n\n{d['device']}, Python {d['python']}, {d['date']}, load average "
-        f"{low} to {high}: `{d['command']}`\n\n"
-        f"{d['cells']} cells that do nothing, through process isolation on {d['slots']} slots; {d['passed']} passed.\n\n"
+        f"# The orchestrator, measured\n\n{GENERATED}\n\n{d['device']}, Python {d['python']}, {d['date']}, "
+        f"load average {low} to {high}: `{d['command']}`\n\n"
+        f"{d['cells']} cells that do nothing, through process isolation on {d['slots']} slots; "
+        f"{d['passed']} passed.\n\n"
         "| | |\n|---|---|\n"
         f"| a child alone, started the same way | {d['child_ms']} ms |\n"
         f"| a cell, in its slot | {d['cell_ms']} ms |\n"
@@ -62,7 +64,42 @@ def orchestrator() -> str:
     )
 
 
-PAGES = {"kernels.md": kernels, "tuner.md": tuner, "orchestrator.md": orchestrator}
+def gate() -> str:
+    """The page of the gate."""
+    d = _read("h200_planted_slowdown.json")
+    lines = [f"# The gate, measured\n\n{GENERATED}\n", "## A slowdown planted in a Triton kernel\n", _where(d) + "\n"]
+    lines += [f"- {note}" for note in d["notes"]]
+    sizes = list(d["calibration"][0]["us"])
+    lines += [f"\nWhat each dose costs, four rounds in turn, one process per dose (`{d['calibration_command']}`):\n"]
+    lines += ["| steps too many | " + " | ".join(f"M {m}" for m in sizes) + " |", "|---|" + "---|" * len(sizes)]
+    base = d["calibration"][0]["us"]
+    lines += [
+        f"| {row['dose']} | "
+        + " | ".join(f"{row['us'][m]} us ({100 * (row['us'][m] / base[m] - 1):+.1f} %)" for m in sizes)
+        + " |"
+        for row in d["calibration"]
+    ]
+    lines += [
+        f"\nThen `orchestrator run` with {d['dose']} steps too many, M {', '.join(map(str, d['sizes']))}, "
+        f"{d['screen']} screening pairs, {d['confirm']} to confirm, margin {100 * d['margin']:.0f} %, q {d['q']}:\n",
+        "| candidate | verdict | gain | interval | p | exit | pairs | wall s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, run in d["runs"].items():
+        gain, low, high = run["gain"]
+        pairs = sum(map(len, run["log_ratios"].values()))
+        lines.append(
+            f"| {name} | {run['verdict']} | {100 * gain:+.2f} % | {100 * low:+.2f} to {100 * high:+.2f} % | "
+            f"{'' if run['p'] is None else format(run['p'], '.4f')} | {run['exit']} | {pairs} | {run['wall_s']} |"
+        )
+    ratios = "; ".join(
+        f"{name} " + ", ".join(f"{100 * math.expm1(v):+.2f}" for stage in run["log_ratios"].values() for v in stage)
+        for name, run in d["runs"].items()
+    )
+    return "\n".join([*lines, f"\nEvery pair, in percent: {ratios}.\n"])
+
+
+PAGES = {"kernels.md": kernels, "tuner.md": tuner, "orchestrator.md": orchestrator, "gate.md": gate}
 
 
 def _read(name: str) -> dict[str, Any]:
