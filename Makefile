@@ -39,7 +39,7 @@ test-slow: venv  ## the tests of ten seconds and more: whole runs, containers, c
 	@$(PY) -m pytest -m slow $(PYTEST)
 
 test-faults-long: venv  ## 500 runs under random faults, and one for every point that can be hit (about 40 minutes)
-	@MOEGATE_FAULT_ROUNDS=500 $(PY) -m pytest -s tests/faults/test_rounds.py $(PYTEST)
+	@MOEGATE_FAULT_ROUNDS=500 $(PY) -m pytest -s tests/faults $(PYTEST)
 
 test-fuzz-long: venv  ## ten minutes of fuzzing for each reader of foreign data
 	@MOEGATE_FUZZ_SECONDS=600 $(PY) -m pytest tests/fuzz $(PYTEST)

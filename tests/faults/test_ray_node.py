@@ -19,6 +19,7 @@ from orchestrator.bundle import read_run
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
+LONG = int(os.environ.get("MOEGATE_FAULT_ROUNDS", "20")) > 20
 DRIVER = Path(__file__).parents[1] / "integration" / "run" / "driver.py"
 MATRIX = """\
 schema: 1
@@ -114,7 +115,7 @@ def wait_for_launches(process: subprocess.Popen[str], path: Path, count: int) ->
     raise AssertionError(process.communicate()[0])
 
 
-@pytest.mark.parametrize("lost", ["the other node", "this node"])
+@pytest.mark.parametrize("lost", ["the other node", "this node"] if LONG else ["this node"])
 def test_a_lost_node_costs_no_result(cluster: Cluster, tmp_path: Path, lost: str) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "pyproject.toml").touch()

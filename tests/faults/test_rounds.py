@@ -42,10 +42,10 @@ def test_random_faults_and_the_result_is_that_of_an_undisturbed_run(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(3600 if LONG else 300)
 def test_hits_at_every_point_of_a_small_run(tmp_path: Path) -> None:
-    """All points in the long run, each 28th here."""
-    report = harness("sweep", f"--every={1 if LONG else 28}", out=tmp_path / "report.json")
+    """All points in the long run, each 60th here."""
+    report = harness("sweep", f"--every={1 if LONG else 60}", out=tmp_path / "report.json")
     assert report["wrong"] == 0
-    assert report["points_hit"] == report["rounds"] > 8
+    assert report["points_hit"] == report["rounds"] >= 4
     assert {name.split()[0] for name in report["points"]} == {"kill", "full"}
 
 
@@ -54,7 +54,7 @@ AT_POINTS = [
     ("kill", "journal final: *", 3),
     ("kill", "rename result.json: after", 1),
     ("kill", "rename configs: *", 2),
-    ("full", "*: torn", 10),
+    ("full", "journal *: torn", 5),
     ("clock", "journal l*: written", 2),
 ]
 

@@ -35,7 +35,7 @@ from orchestrator.plan import build
 from reports import html, junit, summary
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = float(os.environ.get("MOEGATE_FUZZ_SECONDS", "1.5"))
+SECONDS = float(os.environ.get("MOEGATE_FUZZ_SECONDS", "1"))
 SEED = int(os.environ.get("MOEGATE_FUZZ_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
 OUT = os.environ.get("MOEGATE_FUZZ_OUT")
 SLOWEST_S = 10.0

@@ -21,6 +21,8 @@ import fcntl
 import json
 import os
 import re
+import shutil
+import subprocess
 import time
 import xml.etree.ElementTree as ET
 from collections import Counter, defaultdict
@@ -60,7 +62,7 @@ def after(run: Path, ledger: Path, locks: Path) -> list[str]:
     plan = RunDir(run).read_plan()
     wrong = during(run, ledger)
     wrong += [*_verdicts(plan, entries), *_counts(run, plan, entries), *_ends(entries)]
-    return [*wrong, *_processes(entries), *_locks(run, locks), *_files(run, plan, entries)]
+    return [*wrong, *_processes(entries), *_containers(entries), *_locks(run, locks), *_files(run, plan, entries)]
 
 
 # a, e, f: verdicts
@@ -213,6 +215,16 @@ def _processes(entries: list[Entry]) -> Iterator[str]:
         time.sleep(0.02)
     if left:
         yield f"g: the processes {left} are still running"
+
+
+def _containers(entries: list[Entry]) -> Iterator[str]:
+    """Containers with the run's label, where a daemon answers; a run of processes must have made none."""
+    run_id = next((entry.data["run"] for entry in entries if entry.kind == "run"), "")
+    if Path("/var/run/docker.sock").exists() and shutil.which("docker"):
+        argv = ["docker", "ps", "--all", "--quiet", "--filter", f"label=moegate.run={run_id}"]
+        found = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30).stdout.split()
+        if found:
+            yield f"g: the containers {found} are left"
 
 
 def _locks(run: Path, locks: Path) -> Iterator[str]:
