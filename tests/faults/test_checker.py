@@ -53,6 +53,9 @@ class Shop:
             folder / "locks",
         )
 
+    def result(self) -> Path:
+        return next(self.run.glob("cells/check-*/*/result.json"))
+
     def bodies(self) -> list[Body]:
         return [{"kind": e.kind, "time": e.time, "data": e.data} for e in journal.read(self.run / "journal")]
 
@@ -110,8 +113,8 @@ def replaced(path: Path, old: str, new: str) -> None:
 
 
 FILES: dict[str, tuple[str, Callable[[Shop], object]]] = {
-    "a result that changed": ("c", lambda s: replaced(next(s.run.glob("cells/check-*/*/result.json")), '"files": 4', '"files": 5')),
-    "a result that is gone": ("c", lambda s: next(s.run.glob("cells/check-*/*/result.json")).unlink()),
+    "a result that changed": ("c", lambda s: replaced(s.result(), '"files": 4', '"files": 5')),
+    "a result that is gone": ("c", lambda s: s.result().unlink()),
     "other counts in the gate": ("e", lambda s: replaced(s.run / "gate.json", '"passed": 5', '"passed": 4')),
     "other counts in JUnit": ("e", lambda s: replaced(s.run / "junit.xml", 'tests="5"', 'tests="4"')),
     "a temporary file": ("g", lambda s: (s.run / ".plan.json.7.tmp").touch()),
