@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from moegate import canonical
 from moegate.errors import InfraError, UsageError
 from orchestrator.pools.isolation import PYTHON, LaunchResult
 from orchestrator.pools.isolation.process import ProcessIsolation
+from orchestrator.scalars import GitRef
 from orchestrator.sources import Environment, Sources, cache_root, layout_of, old_environments, unpack
 from orchestrator.sources.environments import lay_out
 from tests.unit.sources.conftest import PROJECT, Commit
@@ -165,6 +167,16 @@ def test_a_commit_that_would_reach_outside_itself_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         layout_of(repository, commit({"pyproject.toml": project}))
+
+
+@pytest.mark.parametrize(
+    "ref",
+    ["--upload-pack=x", "-h", "a..b", "a b", "a\nb", "a\0b", "$(id)", "`id`", "main;id", "../x", "HEAD:moegate", "HEAD^{/x}",
+     "HEAD@{1}", "x" * 300, "\u202emain"],
+)  # fmt: skip
+def test_a_ref_that_is_more_than_a_name_is_refused(ref: str) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(GitRef).validate_python(ref)
 
 
 def test_links_of_a_commit_are_not_followed(repository: Path, commit: Commit, tmp_path: Path) -> None:
