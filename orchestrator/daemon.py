@@ -35,6 +35,7 @@ class DaemonFacts:
     cgroup: str
     cdi: frozenset[str] = frozenset()
     root: str = ""
+    context: str = ""
 
     def record(self) -> dict[str, str]:
         """As text values, for keys and records."""
@@ -43,6 +44,7 @@ class DaemonFacts:
             "docker.version": self.version,
             "docker.api": self.api,
             "docker.address": self.address,
+            "docker.context": self.context,
             "docker.storage": self.storage,
             "docker.cgroup": self.cgroup,
         }
@@ -99,6 +101,15 @@ def _address() -> str:
     return str(getattr(context, "Host", "") or "unix:///var/run/docker.sock").replace("http+unix://", "unix://")
 
 
+def _context() -> str:
+    """The name of the context that is in force; `DOCKER_HOST` overrides all of them."""
+    if os.environ.get("DOCKER_HOST"):
+        return "DOCKER_HOST"
+    from docker.context import ContextAPI
+
+    return str(ContextAPI.get_current_context().name)
+
+
 def facts(client: Any) -> DaemonFacts:
     """Ask the daemon who it is."""
     info = client.info()
@@ -106,7 +117,8 @@ def facts(client: Any) -> DaemonFacts:
         id=str(info.get("ID", "")),
         version=str(info.get("ServerVersion", "")),
         api=str(client.api.api_version),
-        address=str(client.api.base_url),
+        address=_address(),
+        context=_context(),
         storage=str(info.get("Driver", "")),
         root=str(info.get("DockerRootDir", "")),
         cgroup=f"v{info.get('CgroupVersion', '1')} {info.get('CgroupDriver', '')}".strip(),

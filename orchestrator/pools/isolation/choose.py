@@ -87,7 +87,10 @@ def _containers(
         result = built[image.name]
         if not isinstance(result, BuildFailure):
             out[pool] = isolation
-        elif modes[pool] == "auto":
+            continue
+        for line in result.tail.splitlines():
+            say(f"image {image.name} | {line}")
+        if modes[pool] == "auto":
             say(f"pool {pool}: processes, not containers: {result.reason}")
             out[pool] = process
         else:
