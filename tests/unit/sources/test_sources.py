@@ -171,8 +171,8 @@ def test_a_commit_that_would_reach_outside_itself_is_refused(
 
 @pytest.mark.parametrize(
     "ref",
-    ["--upload-pack=x", "-h", "a..b", "a b", "a\nb", "a\0b", "$(id)", "`id`", "main;id", "../x", "HEAD:moegate", "HEAD^{/x}",
-     "HEAD@{1}", "x" * 300, "\u202emain"],
+    ["--upload-pack=x", "-h", "a..b", "a b", "a\nb", "a\0b", "$(id)", "`id`", "main;id", "../x", "HEAD:moegate",
+     "HEAD^{/x}", "HEAD@{1}", "x" * 300, "\u202emain"],
 )  # fmt: skip
 def test_a_ref_that_is_more_than_a_name_is_refused(ref: str) -> None:
     with pytest.raises(ValidationError):
