@@ -19,6 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +41,18 @@ TOKENS = (1, 16, 64, 128, 512, 1024, 4096)
 # them, in earlier sweeps of many times as many.
 CANDIDATES: dict[str, dict[int, list[tuple[int, ...]]]] = {
     "bf16": {
-        1: [(16, 64, 128, 4, 3), (16, 64, 128, 4, 4), (16, 32, 128, 4, 4), (16, 32, 256, 4, 3), (16, 64, 256, 4, 3)],
-        128: [(16, 128, 128, 4, 3), (16, 64, 128, 4, 3), (16, 64, 64, 4, 4), (16, 128, 128, 8, 2), (16, 64, 256, 4, 3)],
-        512: [(64, 128, 64, 4, 4), (64, 128, 64, 4, 3), (64, 256, 64, 8, 4), (64, 128, 128, 4, 3)],
-        4096: [(128, 256, 64, 8, 4), (128, 128, 64, 8, 3), (128, 128, 64, 8, 5)],
+        1: [(16, 64, 128, 4, 4), (16, 64, 128, 4, 3), (16, 64, 128, 4, 6), (16, 128, 128, 4, 5), (16, 32, 256, 4, 3),
+            (16, 32, 128, 4, 4), (16, 64, 256, 4, 3)],
+        128: [(16, 128, 128, 4, 3), (16, 64, 128, 4, 3), (16, 64, 64, 4, 4), (16, 128, 128, 8, 2), (16, 128, 128, 8, 3),
+              (16, 128, 64, 4, 4), (16, 64, 256, 4, 3)],
+        512: [(64, 128, 64, 4, 4), (64, 128, 64, 4, 3), (64, 128, 128, 8, 3), (64, 128, 128, 4, 3)],
+        4096: [(128, 256, 64, 8, 4), (128, 128, 64, 8, 3), (128, 128, 64, 8, 6), (128, 128, 64, 8, 5)],
     },
     "fp8": {
-        1: [(16, 64, 128, 4, 4), (16, 128, 128, 4, 3), (16, 64, 128, 4, 5), (16, 128, 128, 8, 4)],
-        128: [(16, 128, 128, 4, 3), (16, 64, 128, 4, 4), (16, 64, 128, 4, 3), (16, 128, 128, 4, 4)],
-        512: [(64, 128, 128, 4, 3), (64, 128, 128, 4, 4), (64, 64, 128, 4, 4)],
-        4096: [(64, 128, 128, 4, 3), (64, 128, 128, 4, 4), (64, 64, 128, 4, 4)],
+        1: [(16, 64, 128, 4, 4), (16, 128, 128, 4, 5), (16, 64, 128, 4, 6), (16, 128, 128, 4, 3), (16, 64, 128, 4, 5)],
+        128: [(16, 128, 128, 4, 3), (16, 64, 128, 4, 4), (16, 64, 128, 4, 3), (16, 256, 128, 8, 3),
+              (16, 128, 128, 4, 4)],
+        4096: [(64, 128, 128, 4, 4), (64, 128, 128, 4, 3), (64, 64, 128, 4, 4)],
     },
 }  # fmt: skip
 
@@ -58,9 +61,10 @@ def configs(mode: str, m: int) -> list[dict[str, Any]]:
     """Candidates of one batch size."""
     table = CANDIDATES[mode]
     return [
-        {"BLOCK_SIZE_M": c[0], "BLOCK_SIZE_N": c[1], "BLOCK_SIZE_K": c[2], "GROUP_SIZE_M": 1 if m < 512 else 16,
-         "num_warps": c[3], "num_stages": c[4], "USE_TMA": True}
+        {"BLOCK_SIZE_M": c[0], "BLOCK_SIZE_N": c[1], "BLOCK_SIZE_K": c[2], "GROUP_SIZE_M": group, "num_warps": c[3],
+         "num_stages": c[4], "USE_TMA": True}
         for c in table[min(limit for limit in table if m <= limit)]
+        for group in ((1, 16) if m == 512 and mode == "bf16" else (1,) if m < 512 else (16,))
     ]  # fmt: skip
 
 
@@ -68,13 +72,17 @@ def variants(mode: str, m: int, part: str) -> list[dict[str, Any]]:
     """The candidates as our kernel can run them: with a rule of its launcher and with that rule's other choice."""
     out = []
     for config in configs(mode, m):
-        out.append(config)
-        if mode == "fp8" and config["BLOCK_SIZE_M"] <= 32:
-            out.append({**config, "INLINE": False})
-        if mode == "fp8" and config["BLOCK_SIZE_M"] > 32 and part == "down":
-            out.append({**config, "PROGRAMS": 0})
-        if mode == "bf16" and config["BLOCK_SIZE_M"] > 32:
-            out.append({**config, "PROGRAMS": 0})
+        few, fp8 = config["BLOCK_SIZE_M"] <= 32, mode == "fp8"
+        others: list[dict[str, Any]] = [{}]
+        if fp8 and few:
+            others.append({"INLINE": False} if part == "down" else {"LINES": 2} if m == 1 else {"QUANT_OUT": True})
+        if fp8 and few and part == "down" and m > 1 and config["BLOCK_SIZE_N"] == 128:
+            others.append({"PROGRAMS": 3})
+        if not few and (part == "down" or not fp8):
+            others.append({"PROGRAMS": 0})
+        if not few and not fp8 and m > 512:
+            others.append({"PDL": False})
+        out += [{**config, **other} for other in others]
     return out
 
 
@@ -154,11 +162,22 @@ def compile_worker(job: tuple[list[str], list[str], int, int]) -> int:
         if kernel == "sglang":
             done += guarded(their_call(k, p, 0, data, al, config, "chain", config))
             continue
-        # a down projection meets quantised and plain rows, an up projection both kinds of followers
-        for other in [{**config, "INLINE": flag} for flag in (True, False)] if mode == "fp8" else [config]:
-            done += guarded(our_call(p, 0, data, al, config, "chain", other))
-            done += guarded(our_call(p, 0, data, al, other, "chain", config))
+        done += compile_ours(p, data, al, config)
     return done
+
+
+def compile_ours(p: Problem, data: Any, al: Any, config: dict[str, Any]) -> int:
+    """Both projections of one config: an up for either kind of follower, a down for either kind of rows."""
+    x, weights, _ = data
+    e, alignment, rows = p.sets[0][1], Alignment(*al, config["BLOCK_SIZE_M"]), al[0].numel()
+    kinds, follow = [ours.Rows(torch.randn(rows, p.N, device=x.device).to(x.dtype))], [config]
+    if p.mode == "fp8":
+        scales = torch.ones(p.N // 128, rows, device=x.device)
+        kinds.append(ours.Rows(kinds[0].values.to(torch.float8_e4m3fn), scales, (1, rows)))
+        follow.append({**config, "INLINE": not config.get("INLINE", config["BLOCK_SIZE_M"] <= 32)})
+    calls = [partial(ours.up_projection, x, e, weights, alignment, config, down=other) for other in follow]
+    calls += [partial(ours.down_projection, k, e, weights, alignment, c, x.dtype) for k in kinds for c in follow]
+    return sum(map(guarded, calls))
 
 
 def guarded(call: Callable[[], Any]) -> bool:
@@ -298,9 +317,9 @@ def main() -> int:
         for shape in args.shapes:
             if time.monotonic() - begin < args.deadline:
                 result["shapes"][shape] = measure_shape(shape, mode, k, args, begin)
-        ratios = [r["ratio"] for s in result["shapes"].values() for r in s["rows"]]
-        result["geomean"] = math.exp(statistics.mean(map(math.log, ratios))) if ratios else None
-        (args.out / f"h200_moe_{mode}.json").write_text(json.dumps(result, indent=1))
+            ratios = [r["ratio"] for s in result["shapes"].values() for r in s["rows"]]
+            result["geomean"] = math.exp(statistics.mean(map(math.log, ratios))) if ratios else None
+            (args.out / f"h200_moe_{mode}.json").write_text(json.dumps(result, indent=1))
         print(f"{mode}: geomean {result['geomean']}, worst {min(ratios, default=None)}", flush=True)
     print(f"{time.monotonic() - begin:.0f} s")
     return 0
@@ -351,8 +370,11 @@ def describe(shape: str, row: dict[str, Any]) -> str:
 
 def short(config: dict[str, Any]) -> str:
     """A config in one word."""
-    flags = [f"{name[0]}{int(config[name])}" for name in ("INLINE", "PROGRAMS", "QUANT_OUT") if name in config]
+    flags = [f"{name[0]}{int(config[name])}" for name in _FLAGS if name in config]
     return "-".join(str(config[n]) for n in anchor._FIELDS) + "".join("+" + flag for flag in flags)
+
+
+_FLAGS = ("INLINE", "PROGRAMS", "QUANT_OUT", "LINES", "PDL")
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def per_token_group_quant_fp8_reference(
     top = FP8_MAX[dtype]
     rows, k = x.numel() // x.shape[-1] if x.numel() else 0, x.shape[-1]
     v = x.reshape(rows, k // group, group).float()
-    scale = v.abs().amax(-1).clamp(min=eps) / top if rows else v.new_zeros(0, k // group)
+    scale = v.abs().amax(-1).clamp(min=eps) / _limit(x, dtype) if rows else v.new_zeros(0, k // group)
     if ue8m0:
         mantissa, exponent = torch.frexp(scale)  # exact, which a logarithm is not
         scale = torch.ldexp(torch.ones_like(scale), exponent - (mantissa == 0.5).int())
@@ -117,7 +117,7 @@ def scaled_fp8_quant(
         return per_token_group_quant_fp8(x, x.shape[1], dtype=dtype)
     if scale is None:
         peak = x.abs().amax().float() if x.numel() else x.new_zeros((), dtype=torch.float32)
-        scale = (peak.clamp(min=EPS) / FP8_MAX[dtype]).reshape(1)
+        scale = (peak.clamp(min=EPS) / _limit(x, dtype)).reshape(1)
     q = torch.empty(x.shape, dtype=dtype, device=x.device)
     if x.numel():
         _k.static_quant[(cdiv(x.numel(), 4096),)](x, q, scale, x.numel(), BLOCK=4096, num_warps=4)
@@ -136,10 +136,15 @@ def scaled_fp8_quant_reference(
     top = FP8_MAX[dtype]
     v = x.float()
     if per_token:
-        scale = v.abs().amax(-1, keepdim=True).clamp(min=EPS) / top
+        scale = v.abs().amax(-1, keepdim=True).clamp(min=EPS) / _limit(x, dtype)
     elif scale is None:
-        scale = ((v.abs().amax() if x.numel() else v.new_zeros(())).clamp(min=EPS) / top).reshape(1)
+        scale = ((v.abs().amax() if x.numel() else v.new_zeros(())).clamp(min=EPS) / _limit(x, dtype)).reshape(1)
     return (v / scale).clamp(-top, top).to(dtype), scale
+
+
+def _limit(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The type's largest value as a tensor: by a plain number torch divides on a GPU as by its rounded inverse."""
+    return torch.full((), FP8_MAX[dtype], dtype=torch.float32, device=x.device)
 
 
 def _scales(
