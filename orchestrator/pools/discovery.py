@@ -72,9 +72,10 @@ def _cpu(slots: int) -> tuple[HostDevice, ...]:
 
 def _ask(argv: list[str], what: str, fix: str) -> str:
     """Run a vendor's tool and return what it prints. Raises PoolError where it is missing, fails or hangs."""
+    env = {name: value for name, value in os.environ.items() if name != _OTHER_ORDER}
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=_DEADLINE_S, check=False, stdin=subprocess.DEVNULL
+            argv, env=env, capture_output=True, text=True, timeout=_DEADLINE_S, check=False, stdin=subprocess.DEVNULL
         )
     except FileNotFoundError:
         raise PoolError(f"{what}: {argv[0]} is not installed (fix: {fix})") from None
@@ -140,6 +141,8 @@ for device in dpctl.get_devices(backend="level_zero", device_type="gpu"):
 print(json.dumps(rows))
 """
 _INTEL = "0x8086"
+# Launches never have it, so what counts the devices must not either: it puts integrated devices in another place.
+_OTHER_ORDER = "ZE_ENABLE_PCI_ID_DEVICE_ORDER"
 _XPU_MASKS = ("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR")
 
 

@@ -13,7 +13,7 @@ from moegate.locks import FileLock, Held, device_lock
 from moegate.records import PoolSpec
 from orchestrator.pools import discovery, withdrawn
 from orchestrator.pools.slots import HostDevice, Slot
-from orchestrator.pools.turns import Turns
+from orchestrator.pools.waiting import WaitingRooms
 
 __all__ = ["Allocator", "Lease", "Pool", "open_pool"]
 
@@ -60,7 +60,7 @@ class Pool:
         self.slots = tuple(slots)
         self.holder: str | None = None
         self._allocator = allocator
-        self._turns = Turns()
+        self._rooms = WaitingRooms()
         self._full = False
         self._free = {slot.index for slot in self.slots}
         self._lost: set[int] = set()
@@ -96,7 +96,7 @@ class Pool:
     def settle(self) -> None:
         """End a round of asking: places in the queues of devices that nobody asked for in it are given up."""
         with self._mutex:
-            self._turns.settle()
+            self._rooms.settle()
 
     def withdraw(self, slot: Slot) -> str | None:
         """Take a slot out of use for the rest of the run: its device is lost.
@@ -123,14 +123,14 @@ class Pool:
 
     def close(self) -> None:
         """Leave every queue, and give back what the allocator holds."""
-        self._turns.close()
+        self._rooms.close()
         if self._allocator is not None:
             self._allocator.close()
 
     def _lock(self, slot: Slot) -> Lease | None:
         locks: list[FileLock] = []
         names = _lock_names(slot)
-        before = self._turns.ask(slot.index, names)
+        before = self._rooms.ask(slot.index, names)
         if before is not None:
             self.holder = f"another orchestrator is next on {_what(slot)} ({before})"
             return None
@@ -149,7 +149,7 @@ class Pool:
                 lock.release()
             return None
         self.holder = None
-        self._turns.leave(slot.index)
+        self._rooms.leave(slot.index)
         return Lease(slot, self, locks)
 
     def _give(self, slot: Slot, locks: list[FileLock]) -> None:

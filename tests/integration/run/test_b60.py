@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
+B60 = "Intel(R) Arc(TM) Pro B60 Graphics"
 CARDS = {"0000:17:00.0": 2, "0000:1b:00.0": 0, "0000:97:00.0": 3, "0000:9b:00.0": 1}
 # The same cells with a load of seconds, and a policy that fewer pairs can satisfy.
 SMALL = {
@@ -48,6 +49,17 @@ def test_every_cell_is_planned_with_its_reason(simulated_host: Any, tmp_path: Pa
         control = "/auto/" in label
         assert cell["control"] is control, label
         assert ("negative control: auto resolves to intel_xpu on xpu-bmg" in cell["why"]) is control, label
+    shipped = (
+        "--model=examples/models/deepseek-ocr-2",
+        f"--device={B60}",
+        "--triton=3.8.0",
+        "--engine=sglang",
+        "--json",
+    )
+    for backend in ("auto", "triton"):
+        told = json.loads(orchestrator(python, "explain", *shipped, f"--backend={backend}", locks=tmp_path).stdout)
+        assert told["reachable"] is (backend == "triton"), told["why"]
+        assert {found["reason"] for found in told["projections"].values()} == {"exact"}
 
 
 @pytest.mark.slow

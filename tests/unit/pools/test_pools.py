@@ -127,6 +127,18 @@ def test_an_integrated_card_comes_last_or_is_not_counted(simulated_host):
     assert found == {"0000:03:00.0": (0, B60), "0000:00:02.0": (1, "Intel(R) Graphics")}
 
 
+def test_the_cards_are_counted_in_the_order_that_launches_see(simulated_host, monkeypatch):
+    simulated_host.intel({"0000:03:00.0": 0})
+    (simulated_host.root / "python" / "dpctl.py").write_text(
+        "import os\n"
+        "def get_devices(backend, device_type):\n"
+        "    raise SystemExit('another order' if 'ZE_ENABLE_PCI_ID_DEVICE_ORDER' in os.environ else 'the usual order')\n"
+    )
+    monkeypatch.setenv("ZE_ENABLE_PCI_ID_DEVICE_ORDER", "1")
+    with pytest.raises(PoolError, match="the usual order"):
+        discovery.devices("xpu", 1)
+
+
 def test_a_card_that_the_driver_does_not_count_is_said(simulated_host):
     simulated_host.intel({"0000:03:00.0": 0, "0000:83:00.0": 1})
     simulated_host.dpctl([B60])

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 from moegate.locks import FileLock, Held, device_lock
 
-__all__ = ["Turns"]
+__all__ = ["WaitingRooms"]
 
 _NEXT = ".next"
 
 
-class Turns:
+class WaitingRooms:
     """The places that one pool holds in waiting rooms, by slot."""
 
     def __init__(self) -> None:
