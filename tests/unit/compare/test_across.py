@@ -181,4 +181,6 @@ def test_the_command(lab: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> N
     refused = CliRunner().invoke(app, ["compare", "a", "c"])
     assert isinstance(refused.exception, UsageError)
     assert "the devices differ" in refused.stdout
-    assert CliRunner().invoke(app, ["compare", "a", "c", "--json"]).exit_code == 2
+    refused = CliRunner().invoke(app, ["compare", "a", "c", "--json"])
+    assert isinstance(refused.exception, UsageError), "standard error says why, whoever reads the document"
+    assert json.loads(refused.stdout)["exit"] == 2
