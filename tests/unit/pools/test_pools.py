@@ -132,7 +132,8 @@ def test_the_cards_are_counted_in_the_order_that_launches_see(simulated_host, mo
     (simulated_host.root / "python" / "dpctl.py").write_text(
         "import os\n"
         "def get_devices(backend, device_type):\n"
-        "    raise SystemExit('another order' if 'ZE_ENABLE_PCI_ID_DEVICE_ORDER' in os.environ else 'the usual order')\n"
+        "    other = 'ZE_ENABLE_PCI_ID_DEVICE_ORDER' in os.environ\n"
+        "    raise SystemExit('another order' if other else 'the usual order')\n"
     )
     monkeypatch.setenv("ZE_ENABLE_PCI_ID_DEVICE_ORDER", "1")
     with pytest.raises(PoolError, match="the usual order"):
