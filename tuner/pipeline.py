@@ -31,7 +31,7 @@ from tuner.problem import Problem, Projection
 from tuner.progress import Progress
 from tuner.spaces import Space, space_for
 from tuner.strategies import strategy
-from tuner.strategies.base import Arena, Findings, Task
+from tuner.strategies.base import Arena, Findings, Strategy, Task
 
 __all__ = ["TuneOptions", "TuneResult", "device_name_of", "tune"]
 
@@ -43,7 +43,8 @@ _NOT_CODEGEN = ("TRITON_CACHE_DIR", "TRITON_HOME")
 class TuneOptions:
     """What the command line says.
 
-    `finals` off ends with the search and writes no config file; `seeds` are configs that every batch size tries.
+    `finals` off ends with the search and writes no config file; `seeds` are configs that every batch size tries;
+    `searcher` takes the place of the strategy that is named.
     """
 
     problem: Problem
@@ -65,6 +66,7 @@ class TuneOptions:
     keep_cache: bool = False
     finals: bool = True
     seeds: tuple[Config, ...] = ()
+    searcher: Strategy | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def tune(options: TuneOptions) -> TuneResult:
             setting.note(journal)
             clock.mark("start")
             progress = Progress(4 * len(options.batch_sizes), quiet=options.quiet)
-            findings = strategy(options.strategy).tune(setting.task(progress, clock), runner)
+            findings = (options.searcher or strategy(options.strategy)).tune(setting.task(progress, clock), runner)
             live.close()
             clock.mark("search")
             played = _play(finals, findings, setting, progress) if options.finals else []
@@ -201,7 +203,7 @@ def _live_options(options: TuneOptions, spec: ChildSpec) -> LiveOptions:
     interpreted = "TRITON_INTERPRET" in spec.env
     return LiveOptions(
         options.engine, options.seed, 1 if interpreted else 5, options.routing, not interpreted,
-        0 if interpreted else (options.workers or pool_size()), 60.0 if interpreted else 30.0,
+        0 if interpreted else (options.workers or pool_size()), 60.0 if interpreted else 12.0,
     )  # fmt: skip
 
 

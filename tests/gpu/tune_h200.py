@@ -29,7 +29,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
+sys.path[:0] = [str(ROOT), str(ROOT / "kernels"), str(Path(__file__).parent)]
+
+from sweep_rest import Rest  # noqa: E402
 
 from moegate.configs import BATCH_SIZES  # noqa: E402
 from moegate.journal import read  # noqa: E402
@@ -60,10 +62,12 @@ def run_tune(args: argparse.Namespace, stage: str) -> dict[str, Any]:
     sizes = tuple(int(word) for word in args.sizes.split(",")) if args.sizes else BATCH_SIZES
     sweep = stage == "exhaustive"
     seeds = seed_sweep(args, args.out / stage) if sweep else ()
+    rest = Rest(load(args.sweep), chosen_by(args)) if sweep and args.sweep is not None else None
     options = TuneOptions(
         problem_for(args.dtype), sizes, args.out / stage, effort, engine=args.engine, prior=stage != "noprior",
         strategy="exhaustive" if sweep else "racing", without=("sm_90",), seed=args.seed, workers=args.workers,
-        budget_s=args.limit if sweep else None, keep_cache=True, finals=not sweep, seeds=seeds, quiet=True,
+        budget_s=args.limit if sweep else None, keep_cache=True, finals=not sweep, quiet=True,
+        seeds=() if rest else seeds, searcher=rest,
     )  # fmt: skip
     began = time.monotonic()
     done = tune(options)
@@ -77,11 +81,26 @@ def seed_sweep(args: argparse.Namespace, folder: Path) -> tuple[Config, ...]:
     for stage in ("quick", "full"):
         if (root / stage / "cache").is_dir():
             shutil.copytree(root / stage / "cache", folder / "cache", copy_function=os.link, dirs_exist_ok=True)
-    results = root / "results.json"
-    rows = json.loads(results.read_text()) if results.is_file() else []
-    pairs = [pair for row in rows for which in ("chosen", "finals") for pair in row.get(which, {}).values()]
-    found = {Config.of(config) for pair in pairs for config in pair.values()}
+    chosen = chosen_by(args)
+    found = {Config.of(config) for pairs in chosen.values() for configs in pairs.values() for config in configs}
     return tuple(sorted(config for config in found if config["GROUP_SIZE_M"] != 1))
+
+
+def chosen_by(args: argparse.Namespace) -> dict[int, dict[str, list[Any]]]:
+    """What the tunings before a sweep chose, by batch size and projection."""
+    found: dict[int, dict[str, list[Any]]] = {}
+    for row in tunings_before(args.seeds or args.out):
+        for which in ("chosen", "finals"):
+            for size, pair in row.get(which, {}).items():
+                for projection, config in pair.items():
+                    found.setdefault(int(size), {}).setdefault(projection, []).append(config)
+    return found
+
+
+def tunings_before(root: Path | None) -> list[dict[str, Any]]:
+    """The results of an earlier run."""
+    path = None if root is None else root / "results.json"
+    return json.loads(path.read_text()) if path is not None and path.is_file() else []
 
 
 def summary(stage: str, done: TuneResult, wall: float) -> dict[str, Any]:
@@ -132,7 +151,8 @@ def exhaustive(args: argparse.Namespace, results: list[dict[str, Any]]) -> list[
 
 
 def collect(args: argparse.Namespace, journals: list[Path]) -> Recorded | None:
-    """Journals to one recorded sweep."""
+    """Journals to one recorded sweep, on top of the one that was completed."""
+    before = load(args.sweep) if args.sweep is not None else None
     samples: dict[Unit, list[float]] = {}
     errors: dict[Unit, str] = {}
     environment: dict[str, Any] = {}
@@ -150,8 +170,12 @@ def collect(args: argparse.Namespace, journals: list[Path]) -> Recorded | None:
                     errors[outcome.unit] = outcome.error
     if not samples:
         return None
+    if before is not None:
+        new = {*samples, *errors}
+        samples |= {unit: [us] for unit, us in before.times.items() if unit not in new}
+        errors |= {unit: error for unit, error in before.errors.items() if unit not in new}
     rows = [
-        [*row(unit), round(statistics.median(times), 3), None] for unit, times in samples.items() if unit not in errors
+        [*row(unit), round(statistics.median(times), 2), None] for unit, times in samples.items() if unit not in errors
     ]
     rows += [[*row(unit), None, error] for unit, error in errors.items()]
     about = ("device", "vendor", "device_name", "environment", "kernel_hash")
@@ -222,11 +246,12 @@ def planted(args: argparse.Namespace) -> dict[str, Any]:
     from tuner.live import Live, LiveOptions
     from tuner.strategies.base import Request, measure
 
+    problem = Problem("fused_experts", 8, 512, 512, 2, "bfloat16")
     spec = ChildSpec(
         args.out / "planted",
         env={"TRITON_CACHE_DIR": str(args.out / "planted" / "cache"), "PYTHONPATH": str(Path(__file__).parent)},
     )
-    live = Live(spec, problem_for("bfloat16"), LiveOptions("planted_gpu:make", routes=2, workers=4, deadline_s=6.0))
+    live = Live(spec, problem, LiveOptions("planted_gpu:make", routes=2, workers=4, deadline_s=4.0))
     good = {
         "BLOCK_SIZE_M": 64,
         "BLOCK_SIZE_N": 64,
@@ -302,8 +327,7 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    before = None if args.seeds is None else args.seeds / "results.json"
-    results: list[dict[str, Any]] = json.loads(before.read_text()) if before is not None and before.is_file() else []
+    results = tunings_before(args.seeds)
     recorded = load(args.sweep) if args.sweep is not None else None
     for stage in args.stages:
         try:

@@ -103,29 +103,27 @@ class Timer:
                 while len(self._kept) > _KEPT_GRAPHS:
                     self._kept.popitem(last=False)
         if kept is not None:
-            replay, calls = kept[0].replay, kept[1]
-            return lambda rep: self._elapsed(replay) / calls
+            replay, times = kept[0].replay, kept[1]
+
+            def replays() -> None:
+                for _ in range(times):
+                    replay()
+
+            return lambda rep: self._elapsed(replays) / (routes * times)
         return lambda rep: self._elapsed(lambda: call(rep % routes))
 
     def _captured(self, call: Callable[[int], object], routes: int) -> tuple[Graph, int] | None:
-        """A graph of all routings, as many times over as one replay needs to be long enough for a clock of 0.5 us."""
+        """A graph of all routings, and how often a sample replays it to be long enough for a clock of 0.5 us."""
 
-        def every(times: int) -> None:
-            for _ in range(times):
-                for route in range(routes):
-                    call(route)
+        def every() -> None:
+            for route in range(routes):
+                call(route)
 
-        graph = self.device.capture(lambda: every(1), warmups=0, small=True)
+        graph = self.device.capture(every, warmups=0, small=True)
         if graph is None:
             return None
         took = self._elapsed(graph.replay)
-        if took >= _SHORTEST_US:
-            return graph, routes
-        times = min(_MOST_TIMES, math.ceil(_SHORTEST_US / max(took, 1.0)))
-        longer = self.device.capture(lambda: every(times), warmups=0, small=True)
-        assert longer is not None
-        longer.replay()
-        return longer, routes * times
+        return graph, max(1, min(_MOST_TIMES, math.ceil(_SHORTEST_US / max(took, 1.0))))
 
     def _elapsed(self, work: Callable[[], object]) -> float:
         begin, end = self.device.event(), self.device.event()

@@ -35,8 +35,13 @@ LIMITS: Mapping[str, tuple[float, float]] = {
 }
 """Largest error over the largest magnitude, and RMS error over RMS magnitude, against the float32 twin."""
 
-QUANTISED_LIMITS = (7e-2, 1e-2)
+QUANTISED_LIMITS = (8e-2, 2.5e-2)
 """For outputs that are FP8 themselves: a value next to a rounding boundary may fall to its other side, 1/16 away."""
+
+THROUGH_FP8_LIMITS = (3e-2, 1.5e-2)
+"""For results behind an intermediate that was rounded to FP8. A matrix unit that adds FP8 products with fewer bits than
+float32 has (an H200's: RMS 8e-3 seen) moves a few of every hundred values across a boundary; a scale that is applied to
+the wrong block is off by a tenth and more."""
 
 
 @dataclass(frozen=True)

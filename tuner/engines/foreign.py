@@ -25,7 +25,7 @@ import triton.language as tl
 
 from moegate import canonical
 from moegate.errors import UsageError
-from tuner.engines.base import AdapterBase, Batch, Routes, Verdict, compare
+from tuner.engines.base import THROUGH_FP8_LIMITS, AdapterBase, Batch, Routes, Verdict, compare
 from tuner.engines.quantised import Operand, block_of, make_weight, quantise, rounded
 from tuner.engines.quantised import expert as expert_weight
 from tuner.problem import Problem, Projection
@@ -265,7 +265,8 @@ class ForeignBatch:
     def check_whole(self, out: torch.Tensor) -> Verdict:
         """Against the float32 twin."""
         down = self._reference("down").view(self.size, -1, self.adapter.problem.H)
-        return compare(out, down.sum(1), self.adapter.problem.dtype)
+        limits = THROUGH_FP8_LIMITS if self.adapter.fp8 else None
+        return compare(out, down.sum(1), self.adapter.problem.dtype, limits)
 
     def _up(
         self, config: Mapping[str, Any], route: int, *, sorted_out: bool, rows: Operand | None = None

@@ -11,7 +11,17 @@ from typing import Any
 import torch
 
 from moegate.errors import UsageError
-from tuner.engines.base import QUANTISED_LIMITS, Adapter, AdapterBase, Batch, Routes, Verdict, compare, source_digest
+from tuner.engines.base import (
+    QUANTISED_LIMITS,
+    THROUGH_FP8_LIMITS,
+    Adapter,
+    AdapterBase,
+    Batch,
+    Routes,
+    Verdict,
+    compare,
+    source_digest,
+)
 from tuner.engines.dense import make_linear, make_store
 from tuner.problem import Problem, Projection
 from xkernels.device import Limits, simulated
@@ -220,15 +230,16 @@ class _ExpertsBatch:
         rounded to the activations' dtype first, and one in thirty values then falls to the other side of a boundary.
         """
         dtype = self.adapter.problem.dtype
+        limits = THROUGH_FP8_LIMITS if self.adapter.scheme.fp8 else None
         if "whole" not in self._references:
             weights, ids = self._routes[0]
             experts = self.adapter.weights[0]
             self._references["whole"] = fused_experts_reference(self.x.float(), experts, weights, ids)
-        verdict = compare(out, self._references["whole"], dtype)
+        verdict = compare(out, self._references["whole"], dtype, limits)
         if verdict.ok or not self.adapter.scheme.fp8:
             return verdict
         chained = self._reference("down").unflatten(0, (self.size, -1)).sum(1)
-        return _nearest([verdict, compare(out, chained, dtype)])
+        return _nearest([verdict, compare(out, chained, dtype, limits)])
 
     def alignment(self, block_m: int, route: int) -> Alignment:
         """Sorted tokens of one routing."""
