@@ -28,15 +28,14 @@ from orchestrator.scheduler import classify
 from orchestrator.scheduler.classify import Ending
 from orchestrator.scheduler.installing import environments
 from orchestrator.scheduler.job import AttemptDone, AttemptJob
-from orchestrator.scheduler.keys import host_fingerprint
 from orchestrator.scheduler.logs import heading, keep_logs, mask_logs
+from orchestrator.scheduler.merge import merge
 from orchestrator.scheduler.resident import alone, explained, is_resident, run_together
 from orchestrator.scheduler.rundir import MAX_RESULT_BYTES
 from orchestrator.sources import Environment
 
 __all__ = ["run_attempt"]
 
-OWN = "moegate"  # its name among the versions of a measurement
 MAX_OUTPUT_BYTES = 256 << 20
 _FULL_BYTES = 256 << 10
 _VOID_EXTRA = 3  # void pairs that a stage may run again, besides half of its own number
@@ -165,9 +164,8 @@ class _Attempt:
         self.done.commands += [end.result.command or spec.argv for (_, spec), end in zip(prepared, ended, strict=True)]
         found = {}
         try:
-            for index in sorted(
-                range(len(ended)), key=lambda i: ended[i].place
-            ):  # the first is why others were stopped
+            # What ended first is why the other was stopped.
+            for index in sorted(range(len(ended)), key=lambda i: ended[i].place):
                 found[index] = self._believe(*prepared[index], ended[index].result)
         except _Over as over:
             raise _Over(explained(over.ending, job.cancel.is_set())) from None
@@ -382,38 +380,6 @@ class _Attempt:
         for folder in self.job.folder.glob("launch-*") if self.job.folder.is_dir() else ():
             if not (keep and (folder / OUTPUT).is_dir()):
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def merge(job: AttemptJob, measurements: list[Measurement]) -> Measurement:
-    """One measurement of many: launches in order, work added up, the environment of the first."""
-    first = measurements[0]
-    work: dict[str, int] = {}
-    for measurement in measurements:
-        for name, count in measurement.work.items():
-            work[name] = work.get(name, 0) + count
-    detail: dict[str, Any] = {
-        **first.detail,
-        "stage": job.stage,
-        "attempt": job.number,
-        "isolation": job.isolation.name,
-        "host": host_fingerprint(),  # where history and `orchestrator compare` see that a machine has changed
-    }
-    return replace(
-        first,
-        environment=first.environment | _own_versions(measurements),
-        work=work,
-        launches=tuple(launch for measurement in measurements for launch in measurement.launches),
-        cases=tuple(case for measurement in measurements for case in measurement.cases),
-        outputs={name: digest for measurement in measurements for name, digest in measurement.outputs.items()},
-        interpreter=any(measurement.interpreter for measurement in measurements),
-        detail=detail,
-    )
-
-
-def _own_versions(measurements: list[Measurement]) -> dict[str, str]:
-    """Our own version; both where the arms run different commits, whichever of them came first."""
-    found = sorted({m.environment[OWN] for m in measurements if OWN in m.environment})
-    return {OWN: " | ".join(found)} if found else {}
 
 
 def _plain_file(path: Path) -> None:
