@@ -3,6 +3,8 @@
 One server, and eight loads on it in turn (MOEGATE_VLLM_ROUNDS: so many times eight), ours and those of vLLM's own
 client in ABBA order, so that a drift of the machine falls on both. Both clients are closed loops of the same shape.
 Their TPOTs have to agree within 3 %, or, where a machine is too noisy to tell, within the interval of the difference.
+One request at a time, because with more the answer depends on how soon a client sends the next one: a prefill that
+falls between the tokens of others lengthens their TPOT, one that meets another does not.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ CONFIG = {
     "norm_topk_prob": True, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1e4, "torch_dtype": "float32",
     "tie_word_embeddings": False, "decoder_sparse_step": 1, "mlp_only_layers": [], "bos_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
-REQUESTS, CONCURRENCY, INPUT, OUTPUT = 16, 2, 32, 128
+CONCURRENCY = int(os.environ.get("MOEGATE_VLLM_CONCURRENCY", "1"))
+REQUESTS, INPUT, OUTPUT = 8 * CONCURRENCY, 32, 128
 ORDER = "ABBAABBA" * int(os.environ.get("MOEGATE_VLLM_ROUNDS", "1"))  # A: ours, B: theirs
 RESULT = os.environ.get("MOEGATE_VLLM_RESULT")  # where the comparison is kept
 ASK = """
