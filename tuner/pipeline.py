@@ -74,7 +74,8 @@ class TuneResult:
     """What came out.
 
     `files` are all files written; `seconds` the wall time of each stage, `spent` what the measuring and the finals
-    child and the wait for compiles took of it. `compiled_late` names kernels that the measuring child had to compile.
+    child and the wait for compiles took of it. `compiled_late` names kernels that the measuring child had to compile,
+    `failed` batch sizes at which no config runs and computes the right thing, with the reason.
     """
 
     finals: tuple[Final, ...]
@@ -90,6 +91,7 @@ class TuneResult:
     origin: Origin
     spent: dict[str, float] = field(default_factory=dict)
     compiled_late: tuple[str, ...] = ()
+    failed: dict[int, str] = field(default_factory=dict)
 
 
 def device_name_of(hello: dict[str, Any]) -> str:
@@ -124,7 +126,7 @@ def tune(options: TuneOptions) -> TuneResult:
             findings = (options.searcher or strategy(options.strategy)).tune(setting.task(progress, clock), runner)
             live.close()
             clock.mark("search")
-            played = _play(finals, findings, setting, progress) if options.finals else []
+            played, failed = _play(finals, findings, setting, progress) if options.finals else ([], {})
             clock.mark("finals")
             progress.end()
         finally:
@@ -144,7 +146,7 @@ def tune(options: TuneOptions) -> TuneResult:
     shutil.rmtree(options.out / "children" / "packages", ignore_errors=True)
     return TuneResult(
         tuple(played), findings, tuple(files), setting.identity, dict(live.hello["versions"]), setting.interpreted,
-        clock.seconds, counts, errors, findings.complete, origin, spent, tuple(live.compiled_late),
+        clock.seconds, counts, errors, findings.complete, origin, spent, tuple(live.compiled_late), failed,
     )  # fmt: skip
 
 
@@ -168,17 +170,27 @@ def _counts(findings: Findings, runner: Journaled, live: Live) -> dict[str, int]
     }
 
 
-def _play(finals: Finals, findings: Findings, setting: _Setting, progress: Progress) -> list[Final]:
+def _play(
+    finals: Finals, findings: Findings, setting: _Setting, progress: Progress
+) -> tuple[list[Final], dict[int, str]]:
+    """The finals of all batch sizes: what came out, and why nothing did."""
     played = []
+    failed = {size: "nothing runs here" for size in setting.options.batch_sizes if size not in findings.choices}
     for size in sorted(findings.choices):
         pair: dict[Projection, Config] = dict.fromkeys(setting.options.problem.projections, setting.default(size))
-        final = finals.play(findings.choices[size], pair, setting.effort.final_rounds)
+        try:
+            final = finals.play(findings.choices[size], pair, setting.effort.final_rounds)
+        except InfraError as error:
+            failed[size] = str(error)
+            progress.step(f"M={size}: {error}")
+            continue
         played.append(final)
         kept = "the default stays" if final.kept_default else f"{final.gain:.2f}x the default"
         progress.step(f"M={size}: {final.winner_us:.1f} us, {kept}, verified")
     if not played:
-        raise InfraError("no batch size has a config that runs; see the journal for the reasons")
-    return played
+        reasons = "; ".join(dict.fromkeys(failed.values()))
+        raise InfraError(f"no batch size has a config that runs and computes the right thing: {reasons}"[:800])
+    return played, failed
 
 
 def _spec(options: TuneOptions) -> ChildSpec:

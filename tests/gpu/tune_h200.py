@@ -112,7 +112,7 @@ def summary(stage: str, done: TuneResult, wall: float) -> dict[str, Any]:
     gains = [final.gain for final in done.finals]
     out = {
         "stage": stage, "wall_s": round(wall, 1), "seconds": done.seconds, "counts": done.counts, "errors": done.errors,
-        "spent": done.spent, "compiled_late": done.compiled_late, "complete": done.complete,
+        "spent": done.spent, "compiled_late": done.compiled_late, "complete": done.complete, "failed": done.failed,
         "kernel_hash": done.origin.kernel_hash, "versions": done.versions,
         "tuned_us": {f.batch_size: f.winner_us for f in done.finals},
         "chosen": chosen, "finals": finals, "gains": {f.batch_size: round(f.gain, 3) for f in done.finals},
@@ -125,7 +125,7 @@ def summary(stage: str, done: TuneResult, wall: float) -> dict[str, Any]:
         print(
             f"  whole-op gain over default: geomean {statistics.geometric_mean(gains):.3f}, kept {out['kept_default']}"
         )
-    for note in out["notes"][:10]:
+    for note in [*map(str, done.failed.items()), *out["notes"]][:10]:
         print("  note:", note[:200])
     return out
 

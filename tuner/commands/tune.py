@@ -62,7 +62,7 @@ def run(*, out: Path, model: Path | None, shape: str | None, op: str, dtype: str
         print_json(_summary(options, done))
     else:
         _print(options, done)
-    return Exit.OK
+    return Exit.REGRESSION if done.failed else Exit.OK
 
 
 def _measurement(options: TuneOptions, done: TuneResult, result: Path | None) -> Measurement:
@@ -79,9 +79,11 @@ def _measurement(options: TuneOptions, done: TuneResult, result: Path | None) ->
         )
         for final in done.finals
     )  # fmt: skip
+    cases += tuple(Case(f"{options.problem.op} M={size}", "failed", why) for size, why in sorted(done.failed.items()))
     return Measurement(
-        "tune", "ok", done.device, done.versions, {"evaluations": done.counts["evaluations"]}, cases=cases,
-        outputs=outputs, interpreter=done.interpreter, detail=_summary(options, done),
+        "tune", "failed" if done.failed else "ok", done.device, done.versions,
+        {"evaluations": done.counts["evaluations"]}, cases=cases, outputs=outputs, interpreter=done.interpreter,
+        detail=_summary(options, done),
     )  # fmt: skip
 
 
@@ -122,6 +124,8 @@ def _print(options: TuneOptions, done: TuneResult) -> None:
         mark = " (default kept)" if final.kept_default else ""
         times = f"{final.winner_us:>12.1f} {final.default_us:>12.1f} {final.gain:>6.2f}"
         print(f"{final.batch_size:>6} {times}  {words}{mark}")
+    for size, why in sorted(done.failed.items()):
+        print(f"{size:>6} has no config: {why}")
     for path in done.files:
         print(f"wrote {path}")
     counts = done.counts

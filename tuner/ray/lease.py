@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from moegate.errors import InfraError, PoolError
+from moegate.exits import Exit
 from moegate.records import DeviceIdentity, Measurement, from_json, read
 from tuner.config import Config
 from tuner.emit import Origin, emit_all
@@ -126,7 +127,7 @@ def _run(command: list[str], mask: dict[str, str]) -> Any:
         argv = [word.replace("{out}", folder) for word in command]
         done = subprocess.run(argv, env=_environment(mask), capture_output=True, text=True)
         result = Path(folder) / "result.json"
-        if done.returncode or not result.is_file():
+        if done.returncode not in (Exit.OK, Exit.REGRESSION) or not result.is_file():
             raise InfraError(f"{shlex.join(argv)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
         read(Measurement, result)
         return json.loads(result.read_text())
@@ -196,13 +197,20 @@ def _merged(options: TuneOptions, records: list[Measurement]) -> TuneResult:
     device: DeviceIdentity = replace(first.device, identity=origin.identity)
     return TuneResult(
         tuple(finals), Findings({}, {}), tuple(files), device, first.environment, first.interpreter, seconds, counts,
-        errors, all(record.detail["complete"] for record in records), origin,
+        errors, all(record.detail["complete"] for record in records), origin, failed=_failed(records),
     )  # fmt: skip
+
+
+def _failed(records: list[Measurement]) -> dict[int, str]:
+    cases = [case for record in records for case in record.cases if case.status == "failed"]
+    return {int(case.name.rsplit("M=", 1)[1]): case.message for case in cases}
 
 
 def _finals(record: Measurement) -> list[Final]:
     out = []
     for case in record.cases:
+        if case.status != "passed":
+            continue
         d = case.detail
         size = int(case.name.rsplit("M=", 1)[1])
         configs = {projection: Config.of(values) for projection, values in d["configs"].items()}

@@ -5,24 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from moegate.configs import ConfigKey, ConfigTree
-from moegate.errors import UsageError
+from moegate.errors import InfraError, UsageError
 from moegate.journal import Journal
 from moegate.records import Provenance, read
 from tuner.config import Config
+from tuner.effort import EFFORTS
 from tuner.emit import Origin, emit, file_entry
 from tuner.finals import Final, decide
 from tuner.journaled import PURPOSE, Journaled
+from tuner.pipeline import _play
 from tuner.problem import Problem
 from tuner.prune import rejected
 from tuner.routing.load import load_recording, routes_for
 from tuner.routing.made import make_routes
-from tuner.strategies.base import Outcome, Request, Unit, measure
+from tuner.strategies.base import Choice, Findings, Outcome, Request, Unit, measure
 
 TILE = Config.of(
     {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 3}
@@ -86,6 +89,23 @@ def test_another_environment_starts_afresh(tmp_path: Path) -> None:
 )
 def test_a_winner_must_beat_the_default_beyond_noise(samples: list[list[float]], order: list[int]) -> None:
     assert decide(samples, 0) == order
+
+
+def test_one_batch_size_without_a_config_does_not_lose_the_others() -> None:
+    def play(choice: Choice, default: object, rounds: int) -> Final:
+        if choice.batch_size == 2:
+            raise InfraError("no config computes")
+        return Final(choice.batch_size, {"up": TILE, "down": TILE}, 1.0, 2.0)
+
+    options = SimpleNamespace(problem=PROBLEM, batch_sizes=(1, 2, 4))
+    setting = SimpleNamespace(options=options, default=lambda size: TILE, effort=EFFORTS["quick"])
+    findings = Findings({size: Choice(size, {"up": TILE}, 1.0) for size in (1, 2)}, {})
+    progress = SimpleNamespace(step=lambda text: None)
+    played, failed = _play(SimpleNamespace(play=play), findings, setting, progress)  # type: ignore[arg-type]
+    assert [final.batch_size for final in played] == [1]
+    assert failed == {2: "no config computes", 4: "nothing runs here"}
+    with pytest.raises(InfraError, match="no config computes"):
+        _play(SimpleNamespace(play=play), Findings({2: Choice(2, {}, 1.0)}, {}), setting, progress)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
