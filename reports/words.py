@@ -103,7 +103,7 @@ def outcome_of(
         return "quarantined"
     if state in _FAILED_STATES:
         return "failed"
-    if verdict is not None and verdict.verdict is not None:
+    if state == "PASSED" and verdict is not None and verdict.verdict is not None:
         if cell.control or cell.aa:
             return "held" if verdict.verdict in ("equivalent", "inconclusive") else "moved"
         return verdict.verdict

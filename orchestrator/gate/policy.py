@@ -200,7 +200,9 @@ def _counts(cell: PlannedCell, outcome: CellOutcome | None, verdict: CellVerdict
     state = outcome.state if outcome is not None else "missing"
     names = ["cells", "passed" if state == "PASSED" else state.lower()]
     if cell.arms:
-        word = verdict.verdict if verdict is not None and verdict.verdict in _VERDICTS else "no_verdict"
+        # What a cell that did not end would have come to is no answer, and is not counted as one.
+        ended = state == "PASSED" and verdict is not None and verdict.verdict in _VERDICTS
+        word = verdict.verdict if ended and verdict is not None else "no_verdict"
         names.append(f"control_{word}" if cell.control or cell.aa else str(word))
     return names
 

@@ -271,12 +271,19 @@ def dispatch_rows(cells: Iterable[Joined]) -> tuple[DispatchRow, ...]:
 
 
 def _dispatch_row(key: tuple[str, ...], proof: Proof, calls: dict[str, int], cells: int) -> DispatchRow:
-    chain = tuple(
-        (one_line(str(s.get("backend", "?")), 40), bool(s.get("chosen")), one_line(str(s.get("why", "")), 160))
-        for s in proof.chain[:12]
-    )
+    chain = _steps(proof.chain)
     said = ", ".join(f"{one_line(name, 30)} {number:,}" for name, number in sorted(calls.items())[:6])
     return DispatchRow(key[0], f"{key[1]}, {key[2]}", key[3], key[4], chain, said, cells)
+
+
+def _steps(chain: Iterable[Mapping[str, Any]]) -> tuple[tuple[str, bool, str], ...]:
+    """The chain that was walked: (backends, chosen, why); what was passed over for one reason stands together."""
+    steps: dict[tuple[bool, str], list[str]] = {}
+    for step in chain:
+        key = bool(step.get("chosen")), one_line(str(step.get("why", "")), 160)
+        steps.setdefault(key, []).append(one_line(str(step.get("backend", "?")), 40))
+    shown = sorted(steps.items(), key=lambda item: item[0][0])[-12:]
+    return tuple((clip(", ".join(names), 300), chosen, why) for (chosen, why), names in shown)
 
 
 def anchor_for(cell_id: str) -> str:

@@ -122,12 +122,12 @@ def cell_of(cells: tuple[Joined, ...]) -> dict[str, Joined]:
 def side_of(joined: Joined, launch: Launch) -> int:
     """Return 0 for a baseline launch, 1 for a candidate launch; the arms of a cell are (baseline, candidate).
 
-    In an A/A cell both arms have one name: there the first launch of each pair counts as the baseline.
+    In an A/A cell both arms have one name: there the roles alternate with the pair, as they do in comparison.
     """
     arms = joined.cell.arms
     if len(arms) > 1 and arms[0] != arms[1]:
         return int(launch.arm == arms[1])
-    return (launch.order or 0) % 2
+    return ((launch.order or 0) + (launch.pair or 0)) % 2
 
 
 def gain_of(joined: Joined, effect: Effect) -> str:

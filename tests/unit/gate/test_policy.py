@@ -142,6 +142,14 @@ def test_the_green_run_is_green() -> None:
     assert from_json(GateResult, to_json(result)) == result
 
 
+def test_what_an_unfinished_cell_would_have_come_to_is_not_counted() -> None:
+    plan, outcomes, comparison = green()
+    outcomes[0] = CellOutcome(outcomes[0].cell, "CANCELLED", reason="stopped on request")
+    result = gate(plan, outcomes, comparison, now=NOW)
+    assert result.exit == 3
+    assert result.sentence == "NO ANSWER: 1 of 5 cells: CANCELLED: stopped on request (1 equivalent, 2 controls held)"
+
+
 def mutants() -> list[Any]:
     plan, outcomes, comparison = green()
     found = []

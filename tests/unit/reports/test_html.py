@@ -185,6 +185,30 @@ def test_the_code_of_each_arm_is_named_with_the_kernels_that_really_ran(green: R
     assert "kernels that ran moegate untuned00000 moegate tuned0000000" in words
 
 
+def test_a_cell_that_was_cut_off_is_missing_whatever_its_screen_said(green: RunBundle) -> None:
+    cut = next(v.cell for v in green.comparison.cells if v.verdict == "improved")
+    outcomes = tuple(dataclasses.replace(o, state="CANCELLED") if o.cell == cut else o for o in green.outcomes)
+    words = Document(html.render(dataclasses.replace(green, outcomes=outcomes))).words
+    assert "Planned, but without a verdict or a result" in words
+    assert "Every planned cell has an answer" not in words
+
+
+def test_what_was_passed_over_for_one_reason_stands_together_and_what_was_chosen_is_shown(green: RunBundle) -> None:
+    names = [f"backend{n}" for n in range(20)]
+    chain = (*({"backend": n, "chosen": False, "why": "not on cpu"} for n in names),
+             {"backend": "torch", "chosen": True, "why": "runs everywhere"})  # fmt: skip
+
+    def walked(result: Measurement) -> Measurement:
+        launches = tuple(
+            dataclasses.replace(x, proof=dataclasses.replace(x.proof, chain=chain)) for x in result.launches if x.proof
+        )
+        return dataclasses.replace(result, launches=launches)
+
+    measurements = {cell: tuple(map(walked, results)) for cell, results in green.measurements.items()}
+    words = Document(html.render(dataclasses.replace(green, measurements=measurements))).words
+    assert f"{', '.join(names)} passed over: not on cpu torch chosen: runs everywhere" in words
+
+
 def test_confidence_is_stated(green: RunBundle, red: RunBundle) -> None:
     words = Document(html.render(green)).words
     assert "0 of 1 A/A cell flagged in this run" in words
