@@ -116,7 +116,7 @@ _NAMES = {"kill": "kill at", "full": "full", "clock": "clock"}
 def choose(chance: random.Random, known: Reference) -> Fault:
     """A fault: mostly kills, at a point or at a moment."""
     at = chance.randrange(int(known.points * 0.6))
-    after = chance.random() * known.wall_s * 0.6
+    after = 0.1 + chance.random() * known.wall_s * 0.6  # no earlier than the command that a person would interrupt
     pause = 0.02 + chance.random() * 0.3
     table = {
         "kill at": (8, Fault("kill at", Hit("kill", at))),
