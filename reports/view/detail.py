@@ -187,10 +187,11 @@ def _sentence(joined: Joined) -> str:
     verdict = joined.verdict
     if joined.rule is not None or verdict is None or verdict.effect is None:
         return one_line(joined.reason, 400)
-    extra = ""
-    if verdict.verdict == "inconclusive" and verdict.more_pairs:
-        extra = f" About {count(verdict.more_pairs, 'more pair')} would settle it."
-    return one_line((verdict.reason or joined.look.meaning), 400) + extra
+    said = one_line((verdict.reason or joined.look.meaning), 400)
+    # Nobody waits for a control to be settled: that it does not move is all that it is for.
+    if verdict.verdict == "inconclusive" and verdict.more_pairs and joined.word == "inconclusive":
+        return f"{said.removesuffix('.')}. About {count(verdict.more_pairs, 'more pair')} would settle it."
+    return said
 
 
 # What people ask about first; the others follow as they come.
