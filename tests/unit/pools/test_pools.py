@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from moegate.errors import PoolError
 from moegate.records import DeviceIdentity, PoolSpec
+from orchestrator import doctor as examination
 from orchestrator.cli import app
 from orchestrator.pools import discovery, withdrawn
 from orchestrator.pools.isolation.flags import device_options
@@ -291,8 +292,10 @@ def test_a_lost_device_that_answers_again_is_left_out_of_this_run_only(simulated
     assert withdrawn.marks() == {}
 
 
-def test_doctor_names_and_releases_withdrawn_devices(simulated_host):
+def test_doctor_names_and_releases_withdrawn_devices(simulated_host, monkeypatch):
     simulated_host.nvidia(1)
+    # The other probes start programs of their own, and have tests of their own.
+    monkeypatch.setattr(examination, "PROBES", tuple(p for p in examination.PROBES if p.name == "devices"))
     withdrawn.mark(discovery.devices("cuda", 1)[0], "Xid 79")
 
     def doctor(*argv):
