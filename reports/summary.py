@@ -14,12 +14,12 @@ from moegate.exits import Exit, rank
 from moegate.records import RunBundle
 from moegate.records.findings import Finding
 from moegate.text import MOST_ANNOTATIONS, workflow_command
-from reports.text import one_line, tail, value
+from reports.text import one_line, value
 from reports.view.joined import Joined, gain_of, join, predicted_of, span_of
 from reports.view.page import INTERPRETER_NOTE
 from reports.words import LOOKS
 
-__all__ = ["MAX_BYTES", "annotate", "annotate_findings", "render", "safe_log"]
+__all__ = ["MAX_BYTES", "annotate", "annotate_findings", "render"]
 
 MAX_BYTES = 1024 * 1024 - 4096
 """GitHub refuses a job summary over 1024 KiB; a little is left for what else the step writes."""
@@ -32,15 +32,6 @@ _HEADINGS = {0: "✅ passes", 1: "❌ fails", 2: "❌ an input is wrong", 3: "�
 def md(text: str, limit: int = 300) -> str:
     """Return text of others on one line, inert in Markdown, HTML and workflow commands."""
     return _SPECIAL.sub(lambda found: "".join(f"&#{ord(c)};" for c in found[0]), one_line(text, limit))
-
-
-def safe_log(text: str, limit: int = 8000) -> str:
-    """Return log text that may be printed in a workflow: no line of it can be taken for a command.
-
-    A command starts a line with `::`, or (the old form) has `##[` anywhere; lines get a prefix, `##[` a space.
-    """
-    lines = tail(text, limit).replace("##[", "# #[").split("\n")
-    return "\n".join(f"| {line}" for line in lines)
 
 
 def render(bundle: RunBundle) -> str:

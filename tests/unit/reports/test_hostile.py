@@ -109,13 +109,6 @@ def test_annotations_are_single_commands(planted: RunBundle) -> None:
         assert len(line) < 1200
 
 
-def test_log_text_can_be_printed_in_a_workflow(planted: RunBundle) -> None:
-    for outcome in planted.outcomes:
-        for line in summary.safe_log(outcome.log_tail).splitlines():
-            assert line.startswith("| ")
-            assert "##[" not in line
-
-
 def test_sarif_is_ascii_json_with_safe_uris(planted: RunBundle) -> None:
     text = sarif.render(planted)
     assert text.isascii()
