@@ -19,6 +19,7 @@ def kernels() -> str:
     parts += [_moe(_read(f"h200_moe_{mode}.json")) for mode in ("bf16", "fp8")]
     parts.append(_ops(_read("h200_ops.json")))
     parts.append(_expert_parallel(_read("h200_expert_parallel.json")))
+    parts.append(_compiled(_read("bmg_compile.json")))
     parts.append(
         "## Compile-only\n\nNever run on hardware here, compiled only: " + ", ".join(COMPILE_ONLY) + ". "
         "ROCm and XPU device leaves are tested over a simulated device.\n"
@@ -147,6 +148,20 @@ def _moe(d: dict[str, Any]) -> str:
     )
     lines.append(f"\nWorst relative error against the float32 twin ({errors}).\n")
     return "\n".join(lines)
+
+
+def _compiled(d: dict[str, Any]) -> str:
+    lines = ["## Compiled for bmg, never run\n", _where(d) + "\n", *(f"- {note}" for note in d["notes"]), ""]
+    lines += ["| variant | kernel | shared bytes | fits | block loads |", "|---|---|---|---|---|"]
+    words = {True: "yes", False: "asked for, lost", None: ""}
+    lines += [
+        f"| {r['variant']} | {r['kernel']} | {r['shared']} | {'yes' if r['fits'] else 'no'} | "
+        f"{words[r['block_loads']]} |"
+        if r["status"] == "ok"
+        else f"| {r['variant']} | | | {r['error']} | |"
+        for r in d["facts"]
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _ops(d: dict[str, Any]) -> str:

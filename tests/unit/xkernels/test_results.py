@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-FILES = sorted((ROOT / "docs/results").glob("h200_*.json"))
+FILES = sorted(p for stem in ("h200", "bmg") for p in (ROOT / "docs/results").glob(f"{stem}_*.json"))
 
 
 def pages() -> dict[str, Callable[[], str]]:
