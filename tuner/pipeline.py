@@ -270,7 +270,8 @@ class _Setting:
         journal.append(
             "environment", env=self.digest, problem=self.options.problem.as_dict(), engine=self.options.engine,
             kernel_hash=self.kernel_hash, environment=self.environment, device=self.hello["device"],
-            vendor=self.vendor, device_name=self.device_name, command=list(self.options.command),
+            vendor=self.vendor, device_name=self.device_name, descriptors_first=self.descriptors_first,
+            command=list(self.options.command),
         )  # fmt: skip
 
     def task(self, progress: Progress, clock: _Clock) -> Task:

@@ -168,6 +168,7 @@ def task_of(recorded: Recorded, effort: Effort, prior: Prior | None, seed: int =
         prior,
         seed,
         only=recorded.projections,
+        descriptors_first=bool(recorded.meta.get("descriptors_first", False)),
     )
 
 
@@ -278,7 +279,8 @@ def _from_journal(path: Path, text: bytes, *, packed: bool) -> Recorded:
     problem = Problem.from_dict(last["problem"])
     sizes = tuple(sorted({unit.batch_size for unit in times}))
     return Recorded(
-        problem, last["vendor"], last["device_name"], times, errors, problem.projections, sizes, last["environment"]
+        problem, last["vendor"], last["device_name"], times, errors, problem.projections, sizes,
+        {**last["environment"], "descriptors_first": bool(last.get("descriptors_first", False))},
     )  # fmt: skip
 
 

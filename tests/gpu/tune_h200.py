@@ -178,7 +178,7 @@ def collect(args: argparse.Namespace, journals: list[Path]) -> Recorded | None:
         [*row(unit), round(statistics.median(times), 2), None] for unit, times in samples.items() if unit not in errors
     ]
     rows += [[*row(unit), None, error] for unit, error in errors.items()]
-    about = ("device", "vendor", "device_name", "environment", "kernel_hash")
+    about = ("device", "vendor", "device_name", "environment", "kernel_hash", "descriptors_first")
     meta = {
         **SHAPE,
         "dtype": args.dtype,
