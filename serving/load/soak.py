@@ -80,8 +80,8 @@ class _Soak:
         self.pool = [([self.draw.randrange(vocab) for _ in range(size)], output) for size, output in shapes]
         self.answers: dict[int, list[int]] = {}
 
-    async def one(self) -> None:
-        kind = self.draw.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
+    async def one(self, kind: str | None = None) -> None:
+        kind = kind or self.draw.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
         self.outcome.counts[kind] += 1
         match kind:
             case "malformed":
@@ -166,6 +166,8 @@ async def soak(base_url: str, seconds: float, concurrency: int, seed: int = 0) -
         outcome = work.outcome
         for index in range(_POOL):
             await work.good(index, stream=True)
+        for kind in _WEIGHTS:  # however short it is, it has seen everything once
+            await work.one(kind)
 
         async def lane() -> None:
             while time.monotonic() < deadline:
