@@ -100,7 +100,110 @@ def gate() -> str:
     return "\n".join([*lines, f"\nEvery pair, in percent: {ratios}.\n"])
 
 
-PAGES = {"kernels.md": kernels, "tuner.md": tuner, "orchestrator.md": orchestrator, "gate.md": gate}
+def serving() -> str:
+    """The page of serving."""
+    parts = (("h200_serving_steps", _steps), ("h200_serving_2x2", _square), ("vllm_client", _client),
+             ("serving_soak", _soak))  # fmt: skip
+    found = [write(_read(f"{name}.json")) for name, write in parts if (RESULTS / f"{name}.json").is_file()]
+    return "\n".join([f"# Serving, measured\n\n{GENERATED}\n", *found])
+
+
+def _steps(d: dict[str, Any]) -> str:
+    lines = [f"## A decode step of our engine against the reading of its weights\n\n{_where(d)}\n"]
+    lines += [f"- {note}" for note in d["notes"]]
+    lines += ["\n| graph | configs | sequences | step ms | decode ms | floor ms | decode: share of floor |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    lines += [
+        f"| {run['graph']} | {run['configs']} | {b['batch']} | {b['step_ms']:.3f} | {b['decode_ms']:.3f} | "
+        f"{b['floor_ms']:.3f} | {b['decode_floor_share']:.2f} |"
+        for run in d["runs"]
+        for b in run["batches"]
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _square(d: dict[str, Any]) -> str:
+    load = d["load"]
+    lines = [f"## Untuned and tuned configs, `auto` and `triton`\n\n{_where(d)}\n"]
+    lines += [f"- {note}" for note in d["notes"]]
+    lines += [f"- prompts of {load['input']} tokens, answers of {load['output']}, graph {load['graph']}, "
+              f"{d['replicates']} replicates of four fresh servers"]  # fmt: skip
+    lines += [
+        "\n| backend | clients | TPOT untuned ms | tuned ms | gain | interval (level) | foretold | HTTP us/token |"
+    ]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    for c in d["cells"]:
+        m, told = c["median_tpot_ms"], c.get("predicted_tpot_gain")
+        lines.append(
+            f"| {c['backend']} | {c['concurrency']} | {m['untuned']:.3f} | {m['tuned']:.3f} | "
+            f"{100 * m['gain']:+.1f} % | {100 * m['low']:+.1f} to {100 * m['high']:+.1f} % ({100 * m['level']:.0f} %) | "
+            f"{'' if told is None else format(100 * told['gain'], '+.1f') + ' %'} | {c['http_per_token_us']} |"
+        )
+    lines += ["\nInteraction (gain under `triton` less gain under `auto`, in log ratio): "
+              + "; ".join(f"{i['concurrency']} clients {i['difference']:+.4f} [{i['low']:+.4f}, {i['high']:+.4f}] at "
+                          f"{100 * i['level']:.0f} %" for i in d["interactions"]) + ".\n"]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _client(d: dict[str, Any]) -> str:
+    low, high = sorted(d["load_average"])[0], sorted(d["load_average"])[-1]
+    return (
+        f"## Our load client beside `vllm bench serve`\n\n{d['device']}, load average {low} to {high}, {d['date']}: "
+        f"`{d['command']}`\n\n" + "".join(f"- {note}\n" for note in d["notes"])
+        + f"\nMean TPOT of {d['requests']} requests of {d['output']} tokens, {d['concurrency']} at a time, over "
+        f"{len(d['ours_ms'])} pairs of neighbours on one real vLLM: ours {100 * d['difference']:+.1f} % "
+        f"[{100 * d['low']:+.1f}, {100 * d['high']:+.1f}] at {100 * d['level']:.0f} %.\n\n"
+        "| ours ms | `vllm bench serve` ms |\n|---|---|\n"
+        + "".join(f"| {a} | {b} |\n" for a, b in zip(d["ours_ms"], d["theirs_ms"], strict=True))
+    )  # fmt: skip
+
+
+def _soak(d: dict[str, Any]) -> str:
+    requests = ", ".join(f"{count} {kind}" for kind, count in sorted(d["requests"].items()))
+    return (
+        f"## Soak\n\n{d['device']}, load average {d['load_average']}, {d['date']}: `{d['command']}`\n\n"
+        f"{d['seconds']} s: {requests}; {len(d['faults'])} faults. Memory of server and worker: "
+        f"{d['memory_first'][0] / 2**20:.0f} MiB first, {d['memory_last'][0] / 2**20:.0f} MiB last, last quarter over "
+        f"the second {100 * d['memory_growth']:+.2f} %.\n"
+    )
+
+
+def gate() -> str:
+    """The page of the gate."""
+    d = _read("h200_planted_slowdown.json")
+    lines = [f"# The gate, measured\n\n{GENERATED}\n", "## A slowdown planted in a Triton kernel\n", _where(d) + "\n"]
+    lines += [f"- {note}" for note in d["notes"]]
+    sizes = list(d["calibration"][0]["us"])
+    lines += [f"\nWhat each dose costs, four rounds in turn, one process per dose (`{d['calibration_command']}`):\n"]
+    lines += ["| steps too many | " + " | ".join(f"M {m}" for m in sizes) + " |", "|---|" + "---|" * len(sizes)]
+    base = d["calibration"][0]["us"]
+    lines += [
+        f"| {row['dose']} | "
+        + " | ".join(f"{row['us'][m]} us ({100 * (row['us'][m] / base[m] - 1):+.1f} %)" for m in sizes)
+        + " |"
+        for row in d["calibration"]
+    ]
+    lines += [
+        f"\nThen `orchestrator run` with {d['dose']} steps too many, M {', '.join(map(str, d['sizes']))}, "
+        f"{d['screen']} screening pairs, {d['confirm']} to confirm, margin {100 * d['margin']:.0f} %, q {d['q']}:\n",
+        "| candidate | verdict | gain | interval | p | exit | pairs | wall s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, run in d["runs"].items():
+        gain, low, high = run["gain"]
+        pairs = sum(map(len, run["log_ratios"].values()))
+        lines.append(
+            f"| {name} | {run['verdict']} | {100 * gain:+.2f} % | {100 * low:+.2f} to {100 * high:+.2f} % | "
+            f"{'' if run['p'] is None else format(run['p'], '.4f')} | {run['exit']} | {pairs} | {run['wall_s']} |"
+        )
+    ratios = "; ".join(
+        f"{name} " + ", ".join(f"{100 * math.expm1(v):+.2f}" for stage in run["log_ratios"].values() for v in stage)
+        for name, run in d["runs"].items()
+    )
+    return "\n".join([*lines, f"\nEvery pair, in percent: {ratios}.\n"])
+
+
+PAGES = {"kernels.md": kernels, "tuner.md": tuner, "orchestrator.md": orchestrator, "serving.md": serving, "gate.md": gate}
 
 
 def _read(name: str) -> dict[str, Any]:
