@@ -107,7 +107,7 @@ class Finals:
         if self._warming.is_alive():
             self.worker.interrupt()
         self.settle()
-        self.worker.stop()
+        self.worker.kill()
 
     def _begin(self) -> None:
         with contextlib.suppress(WorkerLost, InfraError):  # whoever needs the child starts it again and hears why

@@ -161,7 +161,7 @@ class Live:
         if self._setup is not None and self._setup.is_alive():
             self.worker.interrupt()
             self._setup.join()
-        self.worker.stop()
+        self.worker.kill()  # nothing is left to be said, and a device context takes its time to end by itself
         if self.pool is not None:
             self.pool.close()
 
