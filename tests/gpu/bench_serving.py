@@ -111,9 +111,19 @@ class Server:
             self.process.kill()
 
 
+def in_turn(names: list[tuple[str, str]], number: int) -> list[tuple[str, str]]:
+    """Who is started, and loaded, in which order: there in an even replicate, back in the next, then the next begins.
+
+    The first of several servers is not like the others, so that no arm may always be the first.
+    """
+    first = number // 2 % len(names)
+    turned = names[first:] + names[:first]
+    return turned if number % 2 == 0 else turned[::-1]
+
+
 def replicate(args: argparse.Namespace, number: int) -> list[dict[str, Any]]:
     """Fresh servers, every load on each of them."""
-    names = [(arm, backend) for backend in args.backends.split(",") for arm in ARMS]
+    names = in_turn([(arm, backend) for backend in args.backends.split(",") for arm in ARMS], number)
     loads = [int(value) for value in args.concurrency.split(",")]
     room = args.input + max(args.output, max(loads) + 2) + 2
     rows: list[dict[str, Any]] = []
@@ -132,12 +142,10 @@ def replicate(args: argparse.Namespace, number: int) -> list[dict[str, Any]]:
         for server in servers:
             server.wait(began + READY_S)
         ready = time.monotonic() - began
-        # ABBA over replicates: an even one goes there, an odd one back.
-        order = servers if number % 2 == 0 else servers[::-1]
         each = [int(value) for value in args.requests_each.split(",")]
         for concurrency, many in zip(loads, each, strict=True):
             workload = Workload(many * concurrency, args.input, args.output, 42, args.vocab, concurrency)
-            for place, server in enumerate(order):
+            for place, server in enumerate(servers):
                 rows.append({"replicate": number, "order": place, "concurrency": concurrency,
                              "ready_s": round(ready, 2), **server.load(workload)})  # fmt: skip
     return rows
