@@ -111,10 +111,10 @@ class CompilePool:
             self._closing = True
             self._queue.clear()
             self._changed.notify_all()
-            for worker in self._workers:
+        for worker, thread in zip(self._workers, self._threads, strict=True):
+            while thread.is_alive():  # a child may be starting just now
                 worker.interrupt()
-        for thread in self._threads:
-            thread.join()
+                thread.join(0.1)
 
     def _deadline(self) -> float:
         if len(self._times) < 20:
@@ -155,7 +155,7 @@ class CompilePool:
     def _compile(self, worker: Worker, job: Job) -> Compiled:
         projection, config = job
         lost: WorkerLost | None = None
-        for _ in range(2):  # a crash once more in a fresh process: it may be the machine's and not the config's
+        for _ in range(0 if self._closing else 2):  # a crash once more in a fresh process: it may be the machine's and not the config's
             first = worker.pid is None
             try:
                 answer = worker.ask(
@@ -173,5 +173,6 @@ class CompilePool:
                 kind: ErrorClass = "over-shared" if answer["error"] == "over-shared" else "compile-failed"
                 return Compiled(None, kind, str(answer["reason"]))
             return Compiled(answer["facts"])
-        assert lost is not None
+        if lost is None:
+            return Compiled(None, "compile-crashed", "the pool was closed")
         return Compiled(None, "compile-timeout" if lost.kind == "timeout" else "compile-crashed", lost.reason)
