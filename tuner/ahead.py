@@ -155,7 +155,8 @@ class CompilePool:
     def _compile(self, worker: Worker, job: Job) -> Compiled:
         projection, config = job
         lost: WorkerLost | None = None
-        for _ in range(0 if self._closing else 2):  # a crash once more in a fresh process: it may be the machine's and not the config's
+        # A crash once more in a fresh process: it may be the machine's and not the config's.
+        for _ in range(0 if self._closing else 2):
             first = worker.pid is None
             try:
                 answer = worker.ask(
