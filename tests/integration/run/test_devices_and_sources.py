@@ -129,9 +129,9 @@ def test_a_launch_on_another_card_is_no_result(run, four_cards):
 
 def test_two_orchestrators_have_the_only_card_in_turn(run, simulated_host):
     simulated_host.intel({ADDRESSES[0]: 0})
-    ops = ", ".join(f"op{number}" for number in range(8))
+    ops = ", ".join(f"op{number}" for number in range(6))
     run.edit(POOL, ("slots: 4", "slots: 1"), ("    dtypes: [float32]", f"    ops: [{ops}]\n    dtypes: [float32]"),
-             ("  - kind: check\n", ""), ("pools:\n", "images:\n  i: {reference: 'x@sha256:" + "0" * 64 + "', env: {FAKE_SLEEP: '0.2'}}\npools:\n"),
+             ("  - kind: check\n", ""), ("pools:\n", "images:\n  i: {reference: 'x@sha256:" + "0" * 64 + "', env: {FAKE_SLEEP: '0.15'}}\npools:\n"),
              ("isolation: process, device_name", "image: i, isolation: process, device_name"))  # fmt: skip
     folders = [run.path, run.repository / "second"]
     processes = []
@@ -149,7 +149,7 @@ def test_two_orchestrators_have_the_only_card_in_turn(run, simulated_host):
     order = [name for _, is_lease, name in leases if is_lease]
     waited = order[max(order.index(name) for name in ("out", "second")) :]  # from where both are there
     shared = waited[: 2 * min(waited.count("out"), waited.count("second"))]
-    assert len(shared) >= 8
+    assert len(shared) >= 6
     assert all(one != two for one, two in pairwise(shared)), order
     kinds = [is_lease for _, is_lease, _ in leases]
     assert kinds == [True, False] * (len(kinds) // 2), "never two on the card"
