@@ -65,39 +65,35 @@ def orchestrator() -> str:
     )
 
 
-def gate() -> str:
-    """The page of the gate."""
-    d = _read("h200_planted_slowdown.json")
-    lines = [f"# The gate, measured\n\n{GENERATED}\n", "## A slowdown planted in a Triton kernel\n", _where(d) + "\n"]
-    lines += [f"- {note}" for note in d["notes"]]
-    sizes = list(d["calibration"][0]["us"])
-    lines += [f"\nWhat each dose costs, four rounds in turn, one process per dose (`{d['calibration_command']}`):\n"]
-    lines += ["| steps too many | " + " | ".join(f"M {m}" for m in sizes) + " |", "|---|" + "---|" * len(sizes)]
-    base = d["calibration"][0]["us"]
-    lines += [
-        f"| {row['dose']} | "
-        + " | ".join(f"{row['us'][m]} us ({100 * (row['us'][m] / base[m] - 1):+.1f} %)" for m in sizes)
-        + " |"
-        for row in d["calibration"]
-    ]
-    lines += [
-        f"\nThen `orchestrator run` with {d['dose']} steps too many, M {', '.join(map(str, d['sizes']))}, "
-        f"{d['screen']} screening pairs, {d['confirm']} to confirm, margin {100 * d['margin']:.0f} %, q {d['q']}:\n",
-        "| candidate | verdict | gain | interval | p | exit | pairs | wall s |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name, run in d["runs"].items():
-        gain, low, high = run["gain"]
-        pairs = sum(map(len, run["log_ratios"].values()))
+def faults() -> str:
+    """The page of broken runs and fuzzed readers."""
+    d = _read("faults.json")
+    lines = [f"# Faults, measured\n\n{GENERATED}\n\n{d['device']}, Python {d['python']}, {d['date']}\n"]
+    lines += [f"## Random rounds over {d['matrix_cells']} cells, and hits at chosen points\n"]
+    lines += ["| command | runs | seeds | orchestrators | points hit (kinds) | wrong | wall s (load) | memory MiB |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    for run in (*d["rounds"], *d["sweeps"]):
+        seeds, hit = "{} to {}".format(*run["seeds"]), f"{run['points_hit']} ({run['kinds_of_points_hit']})"
         lines.append(
-            f"| {name} | {run['verdict']} | {100 * gain:+.2f} % | {100 * low:+.2f} to {100 * high:+.2f} % | "
-            f"{'' if run['p'] is None else format(run['p'], '.4f')} | {run['exit']} | {pairs} | {run['wall_s']} |"
+            f"| `{run['command']}` | {run['rounds']} | {seeds} | {run['orchestrators']} | {hit} | {run['wrong']} | "
+            f"{run['wall_s']} ({run['load']}) | {run['peak_rss_mib']} |"
         )
-    ratios = "; ".join(
-        f"{name} " + ", ".join(f"{100 * math.expm1(v):+.2f}" for stage in run["log_ratios"].values() for v in stage)
-        for name, run in d["runs"].items()
-    )
-    return "\n".join([*lines, f"\nEvery pair, in percent: {ratios}.\n"])
+    for title, key in (("faults", "faults"), ("between two orchestrators", "between")):
+        counts: dict[str, int] = {}
+        for run in d["rounds"]:
+            for name, times in run[key].items():
+                counts[name] = counts.get(name, 0) + times
+        if counts:
+            told = ", ".join(f"{name} {times}" for name, times in sorted(counts.items(), key=lambda item: -item[1]))
+            lines.append(f"\nOf the rounds, {title}: {told}.")
+    lines += [f"\n## Fuzzing\n\n`{d['fuzz']['command']}`\n"]
+    lines += ["| reader | examples | slowest s | seeds |", "|---|---|---|---|"]
+    lines += [
+        f"| {t['target']} | {t['examples']} | {t['slowest_s']} | {t['seeds'][0]} to {t['seeds'][1]} |"
+        for t in d["fuzz"]["targets"]
+    ]
+    lines += ["\nFound and mended, each with a test:\n", *(f"- {text}" for text in d["fuzz"]["found"])]
+    return "\n".join(lines) + "\n"
 
 
 def serving() -> str:
@@ -203,7 +199,14 @@ def gate() -> str:
     return "\n".join([*lines, f"\nEvery pair, in percent: {ratios}.\n"])
 
 
-PAGES = {"kernels.md": kernels, "tuner.md": tuner, "orchestrator.md": orchestrator, "serving.md": serving, "gate.md": gate}
+PAGES = {
+    "kernels.md": kernels,
+    "tuner.md": tuner,
+    "orchestrator.md": orchestrator,
+    "serving.md": serving,
+    "gate.md": gate,
+    "faults.md": faults,
+}
 
 
 def _read(name: str) -> dict[str, Any]:
