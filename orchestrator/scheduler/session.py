@@ -172,5 +172,7 @@ def _signals(stop: Callable[[str], None]) -> Iterator[list[Exit]]:
     try:
         yield caught
     finally:
+        # Once asked to end, this process is ending: a second signal must not turn its exit code into another one, not
+        # even while the interpreter shuts down, when handlers of its own are gone.
         for number, earlier in before.items():
-            signal.signal(number, earlier)
+            signal.signal(number, signal.SIG_IGN if caught else earlier)
