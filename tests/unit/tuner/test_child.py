@@ -219,7 +219,7 @@ def test_the_pool_compiles_each_config_once_and_prunes_by_facts(tmp_path: Path) 
         assert broken.error == "compile-failed"
         assert broken.reason
         # Given up before the last stages.
-        large = _wait(pool, ("up", TILE.with_(BLOCK_SIZE_M=256, BLOCK_SIZE_N=256, BLOCK_SIZE_K=256, num_stages=4)))
+        large = _wait(pool, ("up", TILE.with_(BLOCK_SIZE_N=128, BLOCK_SIZE_K=256, num_stages=5)))
         assert large.error == "over-shared"
         assert "232448" in large.reason
     finally:
