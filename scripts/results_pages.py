@@ -132,7 +132,8 @@ def _square(d: dict[str, Any]) -> str:
         m, told = c["median_tpot_ms"], c.get("predicted_tpot_gain")
         lines.append(
             f"| {c['backend']} | {c['concurrency']} | {m['untuned']:.3f} | {m['tuned']:.3f} | "
-            f"{100 * m['gain']:+.1f} % | {100 * m['low']:+.1f} to {100 * m['high']:+.1f} % ({100 * m['level']:.0f} %) | "
+            f"{100 * m['gain']:+.1f} % | {100 * m['low']:+.1f} to {100 * m['high']:+.1f} % "
+            f"({100 * m['level']:.0f} %) | "
             f"{'' if told is None else format(100 * told['gain'], '+.1f') + ' %'} | {c['http_per_token_us']} |"
         )
     lines += ["\nInteraction (gain under `triton` less gain under `auto`, in log ratio): "
