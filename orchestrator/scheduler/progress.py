@@ -14,6 +14,7 @@ from orchestrator.scheduler.job import AttemptDone
 
 __all__ = ["Progress", "duration"]
 
+
 def duration(seconds: float) -> str:
     """`41s`, `3m05s`, `2h07m`."""
     whole = round(seconds)
