@@ -249,8 +249,7 @@ def _moe(d: dict[str, Any]) -> str:
                 f"{floor['down'] / down:.2f} |"
             )
     errors = "; ".join(
-        f"{name}: "
-        + ", ".join(f"{who} {err:.1e}" for who, err in shape["errors"].items())
+        f"{name}: " + ", ".join(f"{who} {err:.1e}" for who, err in shape["errors"].items())
         for name, shape in d["shapes"].items()
     )
     lines.append(f"\nWorst relative error against the float32 twin ({errors}).\n")
