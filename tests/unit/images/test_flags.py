@@ -12,8 +12,9 @@ from moegate.records import DeviceIdentity, ImageSpec
 from orchestrator import daemon
 from orchestrator.pools.isolation import LaunchSpec, flags
 from orchestrator.pools.isolation import docker as isolation
-from orchestrator.pools.isolation.docker import container_options, shell_command
+from orchestrator.pools.isolation.docker import container_options
 from orchestrator.pools.isolation.flags import FLAGS, MASKS, device_options
+from orchestrator.pools.isolation.shell import shell_command
 from orchestrator.pools.slots import HostDevice, Slot
 
 GIB = 1 << 30
