@@ -92,7 +92,7 @@ def _report(asked: argparse.Namespace, seed: int, tally: Tally, wall_s: float) -
         "command": "python -P tests/faults/harness " + " ".join(sys.argv[1:]),
         "host": f"{os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}",
         "rounds": tally.rounds,
-        "seeds": [seed, seed + max(tally.rounds - 1, 0)],
+        "seeds": [seed, seed + max(tally.rounds - 1, 0) if asked.what == "rounds" else seed],
         "orchestrators": tally.orchestrators,
         "slots": SLOTS,
         "attempts_in_runs_that_ended": tally.attempts,
