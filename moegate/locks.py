@@ -12,7 +12,7 @@ from typing import Self
 
 from moegate.errors import InfraError
 
-__all__ = ["FileLock", "Held", "device_lock", "lock_directory"]
+__all__ = ["FileLock", "Held", "device_lock", "lock_directory", "open_to_all"]
 
 
 class Held(InfraError):
@@ -29,15 +29,19 @@ class FileLock:
     The descriptor is not inherited by children, so that a child that outlives its parent does not keep the lock.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, shared: bool = False) -> None:
+        """`shared`: the lock is one for all users of the host, whoever made its file, and its folder is open to all."""
         self.path = path
+        self.shared = shared
         self._stream = -1
 
     def acquire(self) -> Self:
         """Take the lock. Raises Held where somebody has it and InfraError where the file cannot be opened."""
         try:
+            if self.shared:
+                open_to_all(self.path.parent)
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            stream = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            stream = self._open()
         except OSError as error:
             raise InfraError(f"{self.path}: cannot open the lock: {error.strerror}") from None
         try:
@@ -46,10 +50,31 @@ class FileLock:
             holder = os.pread(stream, 4096, 0).decode(errors="replace").strip() or "another process"
             os.close(stream)
             raise Held(self.path, holder) from None
-        os.ftruncate(stream, 0)
-        os.pwrite(stream, json.dumps({"pid": os.getpid()}).encode(), 0)
+        if fcntl.fcntl(stream, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
+            os.ftruncate(stream, 0)
+            os.pwrite(stream, json.dumps({"pid": os.getpid()}).encode(), 0)
         self._stream = stream
         return self
+
+    def _open(self) -> int:
+        """Open the file, made where it is missing; one that another user made is locked without being written.
+
+        O_CREAT only where there is no file: in a folder open to all, Linux refuses it for another user's file.
+        """
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW
+        while True:
+            try:
+                return os.open(self.path, os.O_RDWR | flags)
+            except PermissionError:
+                return os.open(self.path, os.O_RDONLY | flags)
+            except FileNotFoundError:
+                try:
+                    stream = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o666)
+                except FileExistsError:  # another was quicker
+                    continue
+                if self.shared:
+                    os.fchmod(stream, 0o666)  # whatever the umask is
+                return stream
 
     def release(self) -> None:
         """Give the lock back; the file stays, because removing it would let two holders in."""
@@ -64,6 +89,15 @@ class FileLock:
         self.release()
 
 
+def open_to_all(folder: Path) -> None:
+    """Make a folder in which every user of the host can add files and remove their own. Raises OSError."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return
+    folder.chmod(0o1777)
+
+
 def lock_directory() -> Path:
     """Return the folder of host-wide locks, shared by all users of the host (`MOEGATE_LOCK_DIR` overrides)."""
     chosen = os.environ.get("MOEGATE_LOCK_DIR")
@@ -75,4 +109,5 @@ def lock_directory() -> Path:
 
 def device_lock(identity: str) -> FileLock:
     """Return the lock of one physical device, named by its UUID, PCI address or CPU slot."""
-    return FileLock(lock_directory() / (re.sub(r"[^A-Za-z0-9_.-]", "_", identity)[:200] + ".lock"))
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", identity)[:200] + ".lock"
+    return FileLock(lock_directory() / name, shared=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from moegate import canonical
 from moegate.errors import MoegateError, PoolError
-from moegate.locks import lock_directory
+from moegate.locks import lock_directory, open_to_all
 from moegate.paths import write_atomic
 from orchestrator.pools import discovery
 from orchestrator.pools.slots import HostDevice
@@ -71,6 +71,8 @@ def mark(device: HostDevice, reason: str) -> Mark:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     made = Mark(device.identity.identity, device.identity.kind, reason, now)
     body = {"identity": made.identity, "kind": made.kind, "reason": reason, "since": now}
+    open_to_all(lock_directory())
+    open_to_all(_file(made.identity).parent)
     write_atomic(_file(made.identity), canonical.dumps(body) + "\n")
     return made
 

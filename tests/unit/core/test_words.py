@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -225,3 +227,44 @@ def test_the_core_imports_nothing_heavy() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     for heavy in ("torch", "triton", "ray", "numpy", "scipy", "pydantic"):
         assert f"'{heavy}'" not in loaded
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
+@pytest.mark.parametrize("mode", [0o666, 0o644], ids=["ours", "older"])
+def test_users_of_one_host_share_a_device_lock(monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
+    """Root makes the lock; another user finds it held, and takes it once it is free."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        monkeypatch.setenv("MOEGATE_LOCK_DIR", f"{name}/locks")
+        before = os.umask(0o077)
+        try:
+            lock = locks.device_lock("GPU-1").acquire()
+        finally:
+            os.umask(before)
+        lock.path.chmod(mode)
+        assert _as_nobody(lambda: locks.device_lock("GPU-1").acquire()) == f"Held {os.getpid()}"
+        lock.release()
+        assert _as_nobody(lambda: locks.device_lock("GPU-1").acquire()) == "taken"
+        assert _as_nobody(lambda: locks.device_lock("GPU-2").acquire()) == "taken"
+        assert locks.device_lock("GPU-2").acquire().path.exists()
+
+
+def _as_nobody(take: Callable[[], object]) -> str:
+    """What a forked child that gave up root says of `take`."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        try:
+            take()
+            said = "taken"
+        except locks.Held as held:
+            said = f"Held {json.loads(held.holder)['pid']}"
+        except BaseException as error:
+            said = repr(error)
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading) as stream:
+        return stream.read()
