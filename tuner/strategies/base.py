@@ -183,7 +183,8 @@ class Arena:
                 self._median.pop(at, None)
             elif at not in self.errors:
                 self.samples.setdefault(at, []).extend(outcome.samples_us)
-                self._median[at] = statistics.median(self.samples[at])
+                # The lower one of an even number: a replay after a pause is slower, and never faster.
+                self._median[at] = statistics.median_low(self.samples[at])
 
     def time(self, projection: Projection, config: Config) -> float | None:
         """Median of all samples, or None."""

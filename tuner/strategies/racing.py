@@ -26,6 +26,7 @@ __all__ = ["Race", "Racing"]
 
 _RUNG = {"tma": 10, "moves": 20, "refine": 40, "probe": 60}
 _CLIMBERS = 2
+_ROUNDS = 1
 _SPREAD = 20
 _NEARLY = 1.05
 FOUND, VARIED, SETTLED = 1, 2, 3
@@ -77,7 +78,10 @@ class Race:
             yield Wait(self._beside(), FOUND)
             yield self._asked(self._both_neighbours(), 0)
         yield self._asked(self._descriptors(), _RUNG["tma"])
-        yield from self._climb(self.effort.moves, self.effort.climbers if self.task.prior is not None else _CLIMBERS)
+        if self.task.prior is not None:
+            yield from self._climb(self.effort.moves, self.effort.climbers)
+        else:
+            yield from self._climb(_ROUNDS, _CLIMBERS)
         yield from self._probe()
         self._reach(VARIED)
         yield self._asked(self._refinements(), _RUNG["refine"])
@@ -196,10 +200,17 @@ class Race:
             return {}
         moved: Wanted = {}
         for projection in self.arena.projections:
-            leaders = [config for _, config in self.arena.ranked(projection)[:climbers]]
+            leaders = self._climbing(projection, climbers)
             steps = [step for leader in leaders for step in self.space.moves(leader, self.problem, self._launch_only)]
             moved[projection] = [step for step in dict.fromkeys(steps) if not self.arena.seen(projection, step)]
         return moved
+
+    def _climbing(self, projection: Projection, climbers: int) -> list[Config]:
+        """Who moves: the best; where nothing is known beforehand, the best of as many different BLOCK_SIZE_M."""
+        ranked = [config for _, config in self.arena.ranked(projection)]
+        if self.task.prior is None:
+            ranked = list({config.block_m: config for config in reversed(ranked)}.values())[::-1]
+        return ranked[:climbers]
 
     def _climb(self, rounds: int, climbers: int) -> Iterator[Step]:
         """One-step moves around the best few, as long as they find something better."""

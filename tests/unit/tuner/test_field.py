@@ -24,7 +24,7 @@ DATA = Path(__file__).resolve().parents[2] / "data"
 
 @pytest.fixture(scope="module")
 def both() -> Recorded:
-    return load(DATA / "h200_moegate_bf16_both.json.gz")
+    return load(DATA / "h200_moegate_bf16_tma.json.gz")
 
 
 class Shuffled(Runner):
