@@ -29,21 +29,52 @@ def kernels() -> str:
 
 def tuner() -> str:
     """The page of the tuner."""
-    d = _read("h200_tuner_quick.json")
+    d = _read("h200_tuner.json")
     shape = " ".join(f"{name}={value}" for name, value in d["problem"].items())
-    stages = ", ".join(f"{name} {seconds}" for name, seconds in d["wall_s"].items())
-    lines = [f"# The tuner, measured\n\n{GENERATED}\n", f"## `quick` on an H200 with {d['host']}\n", _where(d) + "\n"]
+    lines = [f"# The tuner, measured\n\n{GENERATED}\n", f"## On an H200 with {d['host']}\n", _where(d) + "\n"]
     lines += [f"- {note}" for note in d["notes"]]
-    lines += [
-        f"\n{shape}. {d['total_wall_s']} s wall ({stages}): {d['configs_tried']} configs tried, "
-        f"{d['compiles']} compiles.\n",
-        "| M | tuned us | gain |",
-        "|---|---|---|",
-    ]
-    lines += [f"| {r['m']} | {r['tuned_us']} | {r['gain'] or 'default kept'} |" for r in d["rows"]]
-    lines += ["\n## Planted faults on the same machine\n", "| config | outcome |", "|---|---|"]
+    lines += [f"\n{shape}\n", *_tunings(d["runs"]), *_sweeps(d["sweeps"], d["replays"])]
+    lines += ["\n## The old way\n", d["serial"]["words"], "\n## Planted faults\n", "| config | outcome |", "|---|---|"]
     lines += [f"| {fault['config']} | {fault['outcome']} |" for fault in d["planted"]]
-    return "\n".join(lines) + "\n"
+    lines += [f"\nMeasured {d['planted_date']}.\n", "## Tuned times of the whole op\n"]
+    return "\n".join([*lines, *_tuned(d["runs"])]) + "\n"
+
+
+def _tunings(runs: list[dict[str, Any]]) -> list[str]:
+    heads = ("engine", "dtype", "effort", "wall s", "of it start, search, finals, files", "configs tried",
+             "compiles (late)", "mean regret", "worst", "gain over default")  # fmt: skip
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for r in runs:
+        parts = ", ".join(str(seconds) for seconds in r["seconds"])
+        regret = f"{r['mean_regret']} % | {r['worst_regret']} % at M={r['worst_at']}" if "worst_at" in r else "- | -"
+        lines.append(
+            f"| {r['engine']} | {r['dtype']} | {r['effort']} | {r['wall_s']} | {parts} | {r['tried']} | "
+            f"{r['compiles']} ({r['late']}) | {regret} | {r['gain']} |"
+        )
+    return lines
+
+
+def _sweeps(sweeps: list[dict[str, Any]], replays: list[dict[str, Any]]) -> list[str]:
+    lines = ["\n## Sweeps, and searches replayed on them\n"]
+    lines += [f"- {sweep['dtype']}: {sweep['words']}" for sweep in sweeps]
+    lines += ["\n| sweep | effort | prior | mean regret | worst | evaluations |", "|---|---|---|---|---|---|"]
+    for r in replays:
+        lines.append(
+            f"| {r['sweep']} | {r['effort']} | {r['prior']} | {r['mean']} % | {r['worst']} % | {r['share']} % |"
+        )
+    return lines
+
+
+def _tuned(runs: list[dict[str, Any]]) -> list[str]:
+    shown = [run for run in runs if run["rows"]]
+    heads = [f"{run['engine']} {run['dtype']} {run['effort']}: us (gain)" for run in shown]
+    sizes = sorted({row["m"] for run in shown for row in run["rows"]})
+    lines = ["| M | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
+    for size in sizes:
+        found = [next((row for row in run["rows"] if row["m"] == size), None) for run in shown]
+        cells = ["-" if row is None else f"{row['us']} ({row['gain']})" for row in found]
+        lines.append(f"| {size} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def orchestrator() -> str:
@@ -130,11 +161,11 @@ def _square(d: dict[str, Any]) -> str:
     lines += ["|---|---|---|---|---|---|---|---|"]
     for c in d["cells"]:
         m, told = c["median_tpot_ms"], c.get("predicted_tpot_gain")
+        foretold = "" if told is None else f"{100 * told['gain']:+.1f} %"
+        bounds = f"{100 * m['low']:+.1f} to {100 * m['high']:+.1f} % ({100 * m['level']:.0f} %)"
         lines.append(
-            f"| {c['backend']} | {c['concurrency']} | {m['untuned']:.3f} | {m['tuned']:.3f} | "
-            f"{100 * m['gain']:+.1f} % | {100 * m['low']:+.1f} to {100 * m['high']:+.1f} % "
-            f"({100 * m['level']:.0f} %) | "
-            f"{'' if told is None else format(100 * told['gain'], '+.1f') + ' %'} | {c['http_per_token_us']} |"
+            f"| {c['backend']} | {c['concurrency']} | {m['untuned']:.3f} | {m['tuned']:.3f} | {100 * m['gain']:+.1f} % "
+            f"| {bounds} | {foretold} | {c['http_per_token_us']} |"
         )
     lines += ["\nInteraction (gain under `triton` less gain under `auto`, in log ratio): "
               + "; ".join(f"{i['concurrency']} clients {i['difference']:+.4f} [{i['low']:+.4f}, {i['high']:+.4f}] at "

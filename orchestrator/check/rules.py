@@ -171,7 +171,7 @@ RULES: tuple[RuleText, ...] = (
     RuleText(
         "partial-sweep",
         "warning",
-        "The tuner saw only part of its space: the file is no full sweep.",
+        "The tuner saw only part of its space: the file is no full sweep, nor a search that came to its end.",
         "finish the sweep (`tuner tune --effort full`)",
         "sgl-project/sglang#28723 review",
     ),

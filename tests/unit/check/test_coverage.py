@@ -120,6 +120,13 @@ def test_what_a_sidecar_gives_away(change: dict[str, Any], rule: str, says: str,
     assert found[0].file.endswith(".provenance.json")
 
 
+@pytest.mark.parametrize(("complete", "count"), [(True, 0), (False, 1)])
+def test_a_search_that_came_to_its_end_is_no_partial_sweep(complete: bool, count: int, repo: Any) -> None:
+    provenance(repo.file(KEY), 50.0, covered=4, detail={"strategy": "racing", "complete": complete})
+    result = run_check(Options(configs=(repo.configs,), start=repo.root))
+    assert sum(item.rule == "partial-sweep" for item in result.findings) == count
+
+
 def test_a_pair_tuned_under_two_settings(repo: Any) -> None:
     setting = "TRITON_INTEL_ENABLE_HOST_DESCRIPTOR_SYNTHESIS"
     provenance(repo.file(KEY), 50.0, environment={setting: "1", "torch": "2.13.0"})
