@@ -21,7 +21,7 @@ pools: {{cpu: {{device: cpu, ray: none, isolation: process, image: i}}}}
 models: {{tiny: {{config: model, dtype: float32}}}}
 cells:
   - {{kind: check, models: [tiny]}}
-  - {{kind: kernel-test, pools: [cpu], dtypes: [float32], timeout: 60s}}
+  - {{kind: kernel-test, pools: [cpu], dtypes: [float32], timeout: 2m}}
 """
 # What the cell does, the state that it ends in, a word of the reason.
 ROWS = [
@@ -61,7 +61,7 @@ def test_the_right_verdict_and_the_host_unharmed(run, mode, state, reason):
     code, text, peak_mib = hostile(run, mode)
     assert code == 0, text
     assert peak_mib < MOST_MIB
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 150
     check, cell = read_run(run.path).outcomes
     assert (check.state, cell.state) == ("PASSED", state), cell.reason
     assert reason in cell.reason
