@@ -16,6 +16,7 @@ TREES = ("moegate", "orchestrator", "reports", "tuner", "serving", "kernels/xker
 
 # (rule, file): how many, and why each is right.
 WAIVED = {
+    ("B103", "moegate/locks.py"): (1, "the folder of host-wide locks is every user's, and sticky as /tmp is"),
     ("B105", "serving/engines/foreign.py"): (4, "tokens of a vocabulary"),
     ("B105", "serving/load/accuracy.py"): (1, "`return_token_ids` of a request"),
     ("B105", "serving/load/importers.py"): (1, "a metric, `total_token_throughput`"),
