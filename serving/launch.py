@@ -24,7 +24,7 @@ from moegate import canonical, spawn
 from moegate.errors import InfraError, UsageError
 from moegate.exits import Exit
 from moegate.paths import write_atomic
-from serving import engines
+from serving import apikey, engines
 from serving.engines import Engine, Launched, Spec
 from serving.engines.foreign import free_port
 from serving.engines.protocol import is_up
@@ -62,8 +62,8 @@ def launch(
     Args:
         engine: whose server.
         spec: what is served.
-        command: run when the server is ready, with MOEGATE_BASE_URL and MOEGATE_LAUNCH set; without one the server
-            runs until SIGTERM or SIGINT.
+        command: run when the server is ready, with MOEGATE_BASE_URL, MOEGATE_API_KEY and MOEGATE_LAUNCH set; without
+            one the server runs until SIGTERM or SIGINT.
         log: keeps the server's output; without it the end of it is printed where something went wrong.
         announce: written once the server is ready, for `serving bench --launch`: keeps a server up for many loads.
         ready_s: seconds until a server that is not ready has failed; None takes the engine's.
@@ -97,6 +97,7 @@ def _launched(url: str | None, told: Any) -> tuple[Engine, Launched]:
         raise UsageError("no server is named", field="base-url", fix=f"--base-url URL, or set {BASE_URL}")
     if told is None or told["base_url"] != url:  # somebody else's server: only ours tells everything by itself
         return engines.get("moegate"), Launched(Spec(Path()), url, Path(os.devnull), Path())
+    os.environ[apikey.VARIABLE] = told["api_key"]
     paths = {name: told["spec"][name] and Path(told["spec"][name]) for name in ("model", "configs", "record_routing")}
     return engines.get(told["engine"]), Launched(
         Spec(**{**told["spec"], **paths}), url, Path(told["log"]), Path(told["work"])
@@ -111,6 +112,7 @@ def _run(
     engine: Engine, spec: Spec, command: Sequence[str], log: Path, ready_s: float, work: Path, announce: Path | None
 ) -> int:
     port = spec.port or free_port()
+    key = apikey.ensure()
     recipe = engine.command(spec, work, port)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")
@@ -119,7 +121,7 @@ def _run(
     try:
         base_url = _wait_ready(engine, child, work, port, log, ready_s)
         file = announce or work / "launch.json"
-        write_atomic(file, _told(engine, Launched(spec, base_url, log, work)))
+        _write_private(file, _told(engine, Launched(spec, base_url, log, work), key))
         if not command:
             return _follow(child, base_url, log)
         return _client(child, command, {**os.environ, BASE_URL: base_url, LAUNCH_FILE: str(file)}, log)
@@ -150,13 +152,22 @@ def _server_ended(child: spawn.Child, log: Path) -> UsageError | InfraError:
     return InfraError(f"the server ended with {code}; its log ends:\n{tail}")
 
 
-def _told(engine: Engine, launched: Launched) -> str:
+def _write_private(file: Path, text: str) -> None:
+    """Write a file that no other user reads."""
+    before = os.umask(0o077)
+    try:
+        write_atomic(file, text)
+    finally:
+        os.umask(before)
+
+
+def _told(engine: Engine, launched: Launched, key: str) -> str:
     """What a load client has to know of a launch, as JSON."""
     spec: dict[str, Any] = {
         name: str(value) if isinstance(value, Path) else value for name, value in asdict(launched.spec).items()
     }
     return json.dumps({"engine": engine.name, "base_url": launched.base_url, "spec": spec, "log": str(launched.log),
-                       "work": str(launched.work)}, indent=1) + "\n"  # fmt: skip
+                       "work": str(launched.work), "api_key": key}, indent=1) + "\n"  # fmt: skip
 
 
 def _client(child: spawn.Child, command: Sequence[str], env: dict[str, str], log: Path) -> int:

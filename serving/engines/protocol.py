@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 from moegate.errors import InfraError
+from serving import apikey
 from serving.account import Account
 
 __all__ = ["Command", "Engine", "Launched", "Spec", "get_json", "is_up"]
@@ -108,7 +109,7 @@ def _get(base_url: str, path: str, timeout_s: float) -> tuple[int, bytes]:
     parts = urlsplit(base_url)
     connection = http.client.HTTPConnection(parts.hostname or HOST, parts.port, timeout=timeout_s)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=apikey.headers())
         response = connection.getresponse()
         return response.status, response.read()
     finally:

@@ -17,6 +17,7 @@ from pathlib import Path
 from moegate.configs import ConfigKey, ConfigTree, format_name, parse_name
 from moegate.configs.versions import search_order
 from moegate.records import Proof
+from serving import apikey
 from serving.account import Account
 from serving.engines import foreign
 from serving.engines.protocol import HOST, Command, Launched, Spec
@@ -60,6 +61,8 @@ class VllmEngine:
         if spec.length:
             argv += ["--max-model-len", str(spec.length)]
         env = {"VLLM_TUNED_CONFIG_FOLDER": str(_flat_folder(spec, work)), "HF_HUB_OFFLINE": "1"}
+        if key := os.environ.get(apikey.VARIABLE):
+            env["VLLM_API_KEY"] = key
         return Command((*argv, *spec.extra), env)
 
     def base_url(self, work: Path, port: int) -> str | None:

@@ -23,6 +23,7 @@ import aiohttp
 from moegate import canonical
 from moegate.errors import UsageError
 from moegate.records import Launch, Measurement, Samples
+from serving import apikey
 from serving.account import Account
 from serving.load.client import Target
 
@@ -153,7 +154,7 @@ async def _ask_all(
     work = iter(samples)
     timeout = aiohttp.ClientTimeout(total=target.timeout_s)
 
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    async with aiohttp.ClientSession(timeout=timeout, headers=apikey.headers()) as session:
 
         async def lane() -> None:
             for sample in work:

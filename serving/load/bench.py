@@ -19,6 +19,7 @@ from moegate.errors import InfraError, UsageError
 from moegate.paths import write_atomic
 from moegate.records import Launch, Measurement, Samples
 from moegate.turns import END, READY, Marks, done, go
+from serving import apikey
 from serving.account import Account
 from serving.load.client import Target
 from serving.load.drive import Run, drive
@@ -56,7 +57,8 @@ class Model:
 
 async def _get(url: str) -> Any:
     timeout = aiohttp.ClientTimeout(total=30)
-    async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
+    session = aiohttp.ClientSession(timeout=timeout, headers=apikey.headers())
+    async with session, session.get(url) as response:
         if response.status != 200:
             raise InfraError(f"{url} answers {response.status}")
         return await response.json(content_type=None)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from serving import apikey
 from serving.load.client import Event, Target, send
 from serving.load.workload import Call, Workload
 
@@ -47,7 +48,7 @@ async def drive(target: Target, workload: Workload, warm_up: int) -> Run:
     """Warm the server up with at least `warm_up` parallel requests, then send the workload."""
     timeout = aiohttp.ClientTimeout(total=target.timeout_s)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=apikey.headers()) as session:
         warmed: list[Event] = []
         for burst in workload.warm_up(warm_up):
             events = _events(burst)

@@ -25,6 +25,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from serving import apikey
+
 __all__ = ["Outcome", "main", "soak"]
 
 _POOL = 24
@@ -155,7 +157,8 @@ async def soak(base_url: str, seconds: float, concurrency: int, seed: int = 0) -
     timeout = aiohttp.ClientTimeout(total=120)
     began = time.monotonic()
     deadline = began + seconds
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=apikey.headers()) as session:
 
         async def info() -> dict[str, Any]:
             async with session.get(base_url + "/v1/server_info") as response:

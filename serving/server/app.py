@@ -7,6 +7,7 @@
 | `POST /v1/completions` | greedy completion of token ids, streamed or whole |
 | `GET /v1/server_info` | proof of backend and configs, device, versions, batch sizes seen, peak memory |
 
+All but `/health` want the key of the launch where there is one (`serving.apikey`): a 401 without it.
 A body that cannot be served is a 4xx with OpenAI's error object; a full queue is a 503 with `Retry-After`. When a
 client leaves, its request is cancelled and its slot is free at the next step. How long one is waited for is in
 `serving.server.patience`.
@@ -18,6 +19,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -25,6 +27,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from serving import apikey
 from serving.lifeline import resident_bytes
 from serving.server.completions import BadRequest, Completion, Limits, Writer, parse
 from serving.server.link import Link, Stream
@@ -32,6 +35,7 @@ from serving.server.patience import Patience, Send, Watched
 
 __all__ = ["build"]
 
+Answer = Callable[[Request], Awaitable[Response]]
 _SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
@@ -41,12 +45,23 @@ def build(link: Link, model: str, max_queue: int, patience: Patience | None = No
     return Starlette(
         routes=[
             Route("/health", service.health, methods=["GET"]),
-            Route("/v1/models", service.models, methods=["GET"]),
-            Route("/v1/completions", service.completions, methods=["POST"]),
-            Route("/v1/server_info", service.server_info, methods=["GET"]),
+            Route("/v1/models", _keyed(service.models), methods=["GET"]),
+            Route("/v1/completions", _keyed(service.completions), methods=["POST"]),
+            Route("/v1/server_info", _keyed(service.server_info), methods=["GET"]),
         ],
         exception_handlers={BadRequest: _bad_request, ConnectionError: _lost},
     )
+
+
+def _keyed(answer: Answer) -> Answer:
+    """`answer` for those who have this launch's key, 401 for others, before anything of theirs is read."""
+
+    async def guarded(request: Request) -> Response:
+        if not apikey.admits(request.headers.get("authorization", "")):
+            raise BadRequest("this server answers to the launch that started it", status=401)
+        return await answer(request)
+
+    return guarded
 
 
 class _Service:

@@ -164,6 +164,33 @@ def test_wrong_settings_exit_2_without_a_traceback(serving: Callable, options: l
     assert "Traceback" not in done.stderr
 
 
+STRANGER = """
+import json, os, pathlib, stat, sys, urllib.error, urllib.request
+url, key = os.environ["MOEGATE_BASE_URL"], os.environ["MOEGATE_API_KEY"]
+def ask(path, sent):
+    request = urllib.request.Request(url + path, headers={"Authorization": sent} if sent else {})
+    try:
+        return urllib.request.urlopen(request, timeout=20).status
+    except urllib.error.HTTPError as error:
+        assert key not in error.read().decode()
+        return error.code
+told = pathlib.Path(os.environ["MOEGATE_LAUNCH"])
+lines = b"".join(path.read_bytes() for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"))
+print(json.dumps({
+    "nothing": ask("/v1/models", None), "wrong": ask("/v1/server_info", "Bearer x"),
+    "key": ask("/v1/models", "Bearer " + key), "health": ask("/health", None), "mode": stat.S_IMODE(told.stat().st_mode), "shown": key.encode() in lines,
+}))
+"""
+
+
+def test_a_server_answers_only_who_has_its_launchs_key(serving: Callable) -> None:
+    done = serving("launch", f"--model={MODEL}", "--configs=none", "--", sys.executable, "-c", STRANGER)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "nothing": 401, "wrong": 401, "key": 200, "health": 200, "mode": 0o600, "shown": False,
+    }  # fmt: skip
+
+
 def test_the_commands_status_is_passed_on(serving: Callable) -> None:
     assert serving("launch", f"--model={MODEL}", "--configs=none", "--", "sh", "-c", "exit 7").returncode == 7
     gone = serving("bench", "--base-url=http://127.0.0.1:9", "--requests=1", "--input=1", "--output=1",
