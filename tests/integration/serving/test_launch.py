@@ -178,7 +178,8 @@ told = pathlib.Path(os.environ["MOEGATE_LAUNCH"])
 lines = b"".join(path.read_bytes() for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"))
 print(json.dumps({
     "nothing": ask("/v1/models", None), "wrong": ask("/v1/server_info", "Bearer x"),
-    "key": ask("/v1/models", "Bearer " + key), "health": ask("/health", None), "mode": stat.S_IMODE(told.stat().st_mode), "shown": key.encode() in lines,
+    "key": ask("/v1/models", "Bearer " + key), "health": ask("/health", None),
+    "mode": stat.S_IMODE(told.stat().st_mode), "shown": key.encode() in lines,
 }))
 """
 
