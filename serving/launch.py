@@ -39,6 +39,7 @@ _LOG_BYTES = 256 << 20
 _TAIL = 4000
 LAUNCH_FILE = "MOEGATE_LAUNCH"
 BASE_URL = "MOEGATE_BASE_URL"
+_CLIENTS_KEY = "OPENAI_API_KEY"  # what the engines' own load clients send
 
 
 class _Ended(BaseException):
@@ -124,7 +125,8 @@ def _run(
         _write_private(file, _told(engine, Launched(spec, base_url, log, work), key))
         if not command:
             return _follow(child, base_url, log)
-        return _client(child, command, {**os.environ, BASE_URL: base_url, LAUNCH_FILE: str(file)}, log)
+        told = {BASE_URL: base_url, LAUNCH_FILE: str(file), _CLIENTS_KEY: key}
+        return _client(child, command, {**os.environ, **told}, log)
     finally:
         child.stop(_GRACE_S)
 

@@ -44,8 +44,9 @@ ORDER = "ABBAABBA" * int(os.environ.get("MOEGATE_VLLM_ROUNDS", "1"))  # A: ours,
 RESULT = os.environ.get("MOEGATE_VLLM_RESULT")  # where the comparison is kept
 ASK = """
 import json, os, urllib.request
-url = os.environ["MOEGATE_BASE_URL"] + "/v1/models"
-print(json.load(urllib.request.urlopen(url))["data"][0]["id"])
+key = {"Authorization": "Bearer " + os.environ["MOEGATE_API_KEY"]}
+asked = urllib.request.Request(os.environ["MOEGATE_BASE_URL"] + "/v1/models", headers=key)
+print(json.load(urllib.request.urlopen(asked))["data"][0]["id"])
 """
 
 
