@@ -16,6 +16,8 @@ _COMPILER: dict[str, dict[str, Scalar]] = {
     "cpu": {"num_warps": 4, "num_stages": 2},
 }
 
+VENDORS = tuple(_COMPILER)
+
 
 def default_for(problem: Problem, vendor: str, device_name: str, batch_size: int) -> Config:
     """The default config of one batch size."""

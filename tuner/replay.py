@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import statistics
 import tempfile
 import time
@@ -23,7 +24,7 @@ from moegate.errors import RecordError, UsageError
 from moegate.journal import Entry
 from moegate.journal import read as read_journal
 from tuner.config import Config
-from tuner.defaults import default_for
+from tuner.defaults import VENDORS, default_for
 from tuner.effort import EFFORTS, Effort
 from tuner.journaled import PURPOSE, outcome_of
 from tuner.prior import Prior
@@ -212,10 +213,37 @@ def load(path: Path) -> Recorded:
         raise UsageError(f"holds more than {_MAX_BYTES} bytes", file=path)
     if text.startswith(b'{"seq":') or text.startswith(b'{"data":'):
         try:
-            return _from_journal(path, text, packed=head == _GZIP)
+            return _believed(path, _from_journal(path, text, packed=head == _GZIP))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise RecordError(f"is no journal of a tuning: {type(error).__name__}: {error}"[:300], file=path) from None
-    return _from_rows(path, text)
+    return _believed(path, _from_rows(path, text))
+
+
+def _believed(path: Path, recorded: Recorded) -> Recorded:
+    """The recording, or RecordError where it holds what no sweep can have measured."""
+    kinds: dict[str, set[type]] = defaultdict(set)
+    for unit in (*recorded.times, *recorded.errors):
+        if unit.projection not in recorded.problem.projections:
+            raise RecordError(f"is no recorded sweep: {str(unit.projection)[:40]!r} is no projection", file=path)
+        for name, value in unit.config.items:
+            kinds[name].add(bool if name == "USE_TMA" and isinstance(value, int) else type(value))
+    mixed = sorted(name for name, found in kinds.items() if len(found) > 1 or type(None) in found)
+    wrong = next((us for us in recorded.times.values() if not (math.isfinite(us) and us > 0)), None)
+    if not isinstance(recorded.vendor, str) or recorded.vendor not in VENDORS:
+        what = f"its vendor is {str(recorded.vendor)[:40]!r}, not one of {', '.join(VENDORS)}"
+    elif not isinstance(recorded.device_name, str):
+        what = f"its device is called {str(recorded.device_name)[:40]}"
+    elif mixed:
+        what = f"not every {mixed[0]} is a number"
+    elif wrong is not None:
+        what = f"{wrong} us is no time"
+    elif not recorded.times or not recorded.projections:
+        what = "no config of it has a time"
+    elif min(recorded.sizes) < 1:
+        what = f"{min(recorded.sizes)} is no batch size"
+    else:
+        return recorded
+    raise RecordError(f"is no recorded sweep: {what}", file=path)
 
 
 def _from_rows(path: Path, text: bytes) -> Recorded:
@@ -243,12 +271,13 @@ def _from_rows(path: Path, text: bytes) -> Recorded:
             for size in sizes:
                 errors[Unit(size, "up", config)] = _REASONS.get(row[-1], "compile-failed")
         device = meta["device"] if isinstance(meta.get("device"), str) else meta.get("device", {}).get("name", "")
+        device = device.replace(" ", "_")
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, UsageError) as error:
         raise RecordError(f"is no recorded sweep: {type(error).__name__}: {error}"[:300], file=path) from None
     found = {unit.projection for unit in times}
     projections = tuple(p for p in problem.projections if p in found)
     return Recorded(
-        problem, meta.get("vendor") or "nvidia", device.replace(" ", "_"), times, errors, projections, sizes, meta
+        problem, meta.get("vendor") or "nvidia", device, times, errors, projections, sizes, meta
     )  # fmt: skip
 
 

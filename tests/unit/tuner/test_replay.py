@@ -217,3 +217,43 @@ def test_what_is_no_sweep_is_refused(tmp_path: Path, kind: str) -> None:
         outcome_without_fields(path)
     with pytest.raises(UsageError):
         load(path)
+
+
+SMALL = {
+    "meta": {
+        "fields": ["M", "BLOCK_SIZE_M", "us", "error"],
+        "E": 8,
+        "N": 64,
+        "H": 64,
+        "topk": 2,
+        "device": "NVIDIA H200",
+    },
+    "records": [[1, 16, 5.0, None], [1, 32, 4.0, None]],
+}
+
+
+@pytest.mark.parametrize(
+    ("meta", "records", "words"),
+    [
+        ({}, [], "no config of it has a time"),
+        ({}, [[1, 16, None, "crashed"]], "no config of it has a time"),
+        ({}, [[1, 16, 0, None]], "0.0 us is no time"),
+        ({}, [[1, 16, -5, None]], "-5.0 us is no time"),
+        ({}, [[0, 16, 5, None]], "0 is no batch size"),
+        ({}, [[1, 16, 5, None], [1, "x", 5, None]], "not every BLOCK_SIZE_M is a number"),
+        ({}, [[1, None, 5, None]], "not every BLOCK_SIZE_M is a number"),
+        ({"vendor": "acme"}, SMALL["records"], "vendor is 'acme'"),
+        ({"vendor": [1]}, SMALL["records"], r"vendor is '\[1\]'"),
+        ({"device": {"name": 5}}, SMALL["records"], "is no recorded sweep"),
+        ({"fields": ["M", "projection", "us", "error"]}, SMALL["records"], "'16' is no projection"),
+    ],
+)
+def test_what_no_sweep_can_have_measured_is_refused(
+    tmp_path: Path, meta: dict[str, object], records: object, words: str
+) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(SMALL))
+    assert load(path).best(1) == 4.0
+    path.write_text(json.dumps({"meta": {**SMALL["meta"], **meta}, "records": records}))  # type: ignore[dict-item]
+    with pytest.raises(RecordError, match=words):
+        load(path)
