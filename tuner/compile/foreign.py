@@ -34,7 +34,9 @@ class Foreign:
     python: Path
 
     def __post_init__(self) -> None:
-        if not os.access(self.python, os.X_OK):
+        # A name without a folder would be looked for on the PATH. Links stay: they are what makes it the environment's.
+        object.__setattr__(self, "python", self.python.absolute())
+        if not self.python.is_file() or not os.access(self.python, os.X_OK):
             raise UsageError(f"{self.python} is no Python interpreter", field="--python", fix="venv/bin/python")
 
     def reason(self, target: Target) -> str | None:
@@ -61,15 +63,18 @@ class Foreign:
             env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
             env.setdefault("LD_PRELOAD", _CPP)
             try:
-                done = subprocess.run(argv, input=json.dumps(job), env=env, text=True, capture_output=True,
-                                      timeout=_LIMIT_S, check=False)  # fmt: skip
+                done = subprocess.run(argv, input=json.dumps(job), env=env, encoding="utf-8", errors="replace",
+                                      capture_output=True, timeout=_LIMIT_S, check=False)  # fmt: skip
             except (OSError, subprocess.TimeoutExpired) as error:
                 raise UsageError(f"{self.python} did not answer: {error}", field="--python") from error
             if not out.is_file():
                 said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
                 raise UsageError(f"{self.python} cannot compile: {said[:300]}", field="--python",
                                  fix="an environment with torch, numpy and the target's Triton")  # fmt: skip
-            return json.loads(out.read_text(encoding="utf-8"))
+            try:
+                return json.loads(out.read_text(encoding="utf-8"))
+            except ValueError:
+                raise UsageError(f"{self.python} did not answer in JSON", field="--python") from None
 
 
 def _roots() -> list[str]:

@@ -118,7 +118,7 @@ def test_another_environment_compiles_what_ours_cannot(tmp_path: Path) -> None:
     assert [(row["kernel"], row["status"]) for row in rows] == [("gated", "ok")]
 
 
-def test_no_interpreter_for_another_environment_is_refused(tmp_path: Path) -> None:
+def test_no_interpreter_for_another_environment_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from moegate.errors import UsageError
     from tuner.compile.foreign import Foreign
 
@@ -131,3 +131,14 @@ def test_no_interpreter_for_another_environment_is_refused(tmp_path: Path) -> No
 
     with pytest.raises(UsageError, match="cannot compile: nothing here"):
         Foreign(broken).reason(find("bmg"))
+    monkeypatch.chdir(tmp_path)  # a name alone is a file here, not a program on the PATH
+    with pytest.raises(UsageError, match="cannot compile: nothing here"):
+        Foreign(Path("broken")).reason(find("bmg"))
+    broken.write_text("#!/bin/sh\nprintf '\\377 odd\\n' >&2\nexit 3\n")
+    with pytest.raises(UsageError, match=r"cannot compile: .* odd"):
+        Foreign(broken).reason(find("bmg"))
+    broken.write_text('#!/bin/sh\necho nothing > "$5"\n')
+    with pytest.raises(UsageError, match="did not answer in JSON"):
+        Foreign(broken).reason(find("bmg"))
+    with pytest.raises(UsageError, match="no Python interpreter"):
+        Foreign(tmp_path)
