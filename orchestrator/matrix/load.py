@@ -16,7 +16,19 @@ from moegate.errors import UsageError
 from orchestrator.cells import KINDS
 from orchestrator.cells.base import CellSpec
 from orchestrator.matrix.schema import MatrixSpec, kind_keys
-from orchestrator.matrix.tree import Mapping_, Node, Scalar, Sequence_, Text, change, dotted, find, parse, plain
+from orchestrator.matrix.tree import (
+    Mapping_,
+    Node,
+    Scalar,
+    Sequence_,
+    Text,
+    change,
+    dotted,
+    find,
+    line_of,
+    parse,
+    plain,
+)
 
 __all__ = ["MAX_CELLS", "Matrix", "Text", "cell_count", "load"]
 
@@ -41,7 +53,7 @@ class Matrix:
 
     def line(self, place: Sequence[str | int]) -> int:
         """The line of a key or list entry; the nearest line above where the place itself was not written."""
-        return _line(self.tree, place)
+        return line_of(self.tree, place)
 
     def fail(self, place: Sequence[str | int], message: str, fix: str) -> NoReturn:
         """Raise a UsageError about this place of the file."""
@@ -105,7 +117,7 @@ def _check_kinds(path: Path, tree: Mapping_, raw: Any) -> None:
         return
     for index, cell in enumerate(cells):
         place: Place = ("cells", index)
-        line = _line(tree, place)
+        line = line_of(tree, place)
         if not isinstance(cell, dict):
             raise UsageError(
                 "must be a mapping with a kind", file=path, line=line, field=dotted(place), fix="write `- kind: serve`"
@@ -114,7 +126,7 @@ def _check_kinds(path: Path, tree: Mapping_, raw: Any) -> None:
         if not isinstance(kind, str) or str(kind) not in KINDS:
             what = "has no kind" if kind is None else f"{str(kind)[:80]!r} is not a kind of cell"
             raise UsageError(
-                what, file=path, line=_line(tree, (*place, "kind")), field=dotted((*place, "kind")),
+                what, file=path, line=line_of(tree, (*place, "kind")), field=dotted((*place, "kind")),
                 fix=f"one of {', '.join(KINDS)}{_near(str(kind), KINDS)}",
             )  # fmt: skip
 
@@ -135,7 +147,7 @@ def _validate(path: Path, tree: Mapping_, raw: Any) -> MatrixSpec:
     except ValidationError as error:
         problems = error.errors(include_url=False)
     # The first in the file is the one to mend first, and defaults come before the cells that inherit them.
-    located = [(_line(tree, _place(tree, problem["loc"])), problem) for problem in problems]
+    located = [(line_of(tree, _place(tree, problem["loc"])), problem) for problem in problems]
     line, problem = min(located, key=lambda pair: pair[0])
     place = _place(tree, problem["loc"])
     message, fix = _say(problem, place)
@@ -175,27 +187,14 @@ def _place(tree: Mapping_, location: Iterable[str | int]) -> Place:
     return tuple(steps)
 
 
-def _line(tree: Mapping_, place: Sequence[str | int]) -> int:
-    node: Node = tree
-    line = 1
-    for step in place:
-        if isinstance(node, Mapping_) and str(step) in node.items:
-            line, node = node.lines[str(step)], node.items[str(step)]
-        elif isinstance(node, Sequence_) and isinstance(step, int) and step < len(node.items):
-            node = node.items[step]
-            line = node.line
-        else:
-            break
-    return line
-
-
 def _say(problem: Any, place: Place) -> tuple[str, str | None]:
     """Our words for a validation error: what is wrong, and what would be right."""
     kind, context = problem["type"], problem.get("ctx") or {}
     if kind == "moegate":
         return context["message"], context["fix"]
     if kind == "extra_forbidden":
-        return "unknown key", _known_keys(place)
+        kinds = [step for step in problem["loc"][:3] if step in KINDS]
+        return "unknown key", _known_keys(place, kinds or KINDS)
     if kind == "missing":
         where = " here or in `defaults`" if place[:1] == ("cells",) else ""
         return "is missing", f"write `{place[-1]}: ...`{where}"
@@ -213,10 +212,10 @@ def _say(problem: Any, place: Place) -> tuple[str, str | None]:
     return message[0].lower() + message[1:], None
 
 
-def _known_keys(place: Place) -> str | None:
+def _known_keys(place: Place, kinds: Iterable[str]) -> str | None:
     model: Any = MatrixSpec
     if place[:1] == ("cells",):
-        known = sorted(set().union(*(kind_keys(kind) for kind in KINDS))) if len(place) <= 3 else _load_keys(place)
+        known = sorted(set().union(*(kind_keys(kind) for kind in kinds))) if len(place) <= 3 else _load_keys(place)
     else:
         known = _keys_at(model, place[:-1])
     if not known:

@@ -16,7 +16,19 @@ from typing import Any
 
 from moegate.errors import UsageError
 
-__all__ = ["MAX_BYTES", "Mapping_", "Node", "Scalar", "Sequence_", "change", "dotted", "find", "parse", "plain"]
+__all__ = [
+    "MAX_BYTES",
+    "Mapping_",
+    "Node",
+    "Scalar",
+    "Sequence_",
+    "change",
+    "dotted",
+    "find",
+    "line_of",
+    "parse",
+    "plain",
+]
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 24
@@ -81,6 +93,21 @@ def find(tree: Node, place: Sequence[str | int]) -> Node | None:
     return node
 
 
+def line_of(tree: Mapping_, place: Sequence[str | int]) -> int:
+    """The line of a key or list entry; the nearest line above where the place itself was not written."""
+    node: Node = tree
+    line = 1
+    for step in place:
+        if isinstance(node, Mapping_) and str(step) in node.items:
+            line, node = node.lines[str(step)], node.items[str(step)]
+        elif isinstance(node, Sequence_) and isinstance(step, int) and step < len(node.items):
+            node = node.items[step]
+            line = node.line
+        else:
+            break
+    return line
+
+
 def plain(node: Node) -> Any:
     """Turn a tree into dicts, lists and `Text`, for the schema. Depth is bounded by `parse`."""
     if isinstance(node, Scalar):
@@ -106,8 +133,9 @@ def parse(path: Path) -> Mapping_:
     return root
 
 
-def _nodes(path: Path, text: str) -> Node | None:
-    builder = _Builder(path)
+def _nodes(path: Path, text: str, at: int | None = None) -> Node | None:
+    """at: the line that every node is said to be of, where the text is not the file's."""
+    builder = _Builder(path, at)
     import yaml
 
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
@@ -140,7 +168,13 @@ def change(tree: Mapping_, path: Path, setting: str) -> Mapping_:
     if not mark or not steps or dotted(steps) != key:
         raise UsageError(f"{setting[:80]!r} is not PLACE=VALUE", field="--set", fix="such as cells[2].load.requests=8")
     try:
-        value = _nodes(path, text)
+        setting.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"{setting[:80]!r} is not UTF-8", field="--set", fix="write it as the matrix would hold it"
+        ) from None
+    try:
+        value = _nodes(path, text, line_of(tree, steps))
     except UsageError as error:
         raise UsageError(f"{key}: {error.message}", field="--set", fix="a value as the matrix would hold it") from None
     if value is None:
@@ -219,8 +253,8 @@ def _yaml_problem(problem: str, text: str, line: int | None) -> str:
 class _Builder:
     """Builds the tree from events with a stack of its own, so that depth is a number and not a crash."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, at: int | None = None) -> None:
+        self.path, self._at = path, at
         self.root: Node | None = None
         self._documents = 0
         self._nodes = 0
@@ -232,7 +266,7 @@ class _Builder:
     def take(self, event: Any) -> None:
         """Consume one parser event."""
         name = type(event).__name__
-        line = event.start_mark.line + 1
+        line = event.start_mark.line + 1 if self._at is None else self._at
         if name == "DocumentStartEvent":
             self._documents += 1
             if self._documents > 1:

@@ -50,9 +50,25 @@ def test_an_alias_elsewhere_keeps_what_it_holds(tmp_path: Path) -> None:
         ("compare.confirm=no", "is not a whole number"),
         ("compare.confrim=3", "did you mean confirm"),
         ("cells[2].load=[{requests: 1}]", "is missing"),
+        ("name=\udcff", "is not UTF-8"),
+        ("na\udcffme=x", "is not UTF-8"),
     ],
 )
 def test_a_wrong_setting_is_a_usage_error(setting: str, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         build(load(B60, (setting,)))
     assert words in f"{caught.value} (fix: {caught.value.fix})"
+
+
+def test_what_is_wrong_inside_a_value_is_said_with_the_line_of_its_place() -> None:
+    with pytest.raises(UsageError, match="is missing") as caught:
+        load(B60, ("cells[2].load={requests: 1}",))
+    assert caught.value.line == load(B60).line(("cells", 2, "load"))
+    assert caught.value.line > 1
+
+
+def test_a_key_of_another_kind_is_answered_with_the_keys_of_this_one() -> None:
+    with pytest.raises(UsageError, match="unknown key") as caught:
+        load(B60, ("cells[0]={kind: check, load: {requests: 1}}",))
+    assert caught.value.fix is not None
+    assert "load" not in caught.value.fix
