@@ -12,7 +12,7 @@ from typing import Self
 
 from moegate.errors import InfraError
 
-__all__ = ["FileLock", "Held", "device_lock", "lock_directory", "open_to_all"]
+__all__ = ["FileLock", "Held", "device_lock", "file_stem", "lock_directory", "open_to_all"]
 
 
 class Held(InfraError):
@@ -109,5 +109,9 @@ def lock_directory() -> Path:
 
 def device_lock(identity: str) -> FileLock:
     """Return the lock of one physical device, named by its UUID, PCI address or CPU slot."""
-    name = re.sub(r"[^A-Za-z0-9_.-]", "_", identity)[:200] + ".lock"
-    return FileLock(lock_directory() / name, shared=True)
+    return FileLock(lock_directory() / f"{file_stem(identity)}.lock", shared=True)
+
+
+def file_stem(identity: str) -> str:
+    """Return a device's identity as the name of a file may hold it."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", identity)[:200]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable
 
 from moegate.text import clean
 
@@ -17,7 +16,6 @@ __all__ = [
     "clip",
     "count",
     "duration",
-    "join_words",
     "number",
     "one_line",
     "percent",
@@ -119,9 +117,3 @@ def duration(seconds: float | None) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def join_words(words: Iterable[str]) -> str:
-    """Join with commas and a last `and`."""
-    items = list(words)
-    return " and ".join([", ".join(items[:-1]), items[-1]]) if len(items) > 1 else "".join(items)

@@ -17,9 +17,6 @@ from orchestrator.scalars import Duration, Line, Whole
 __all__ = [
     "AA",
     "ARMS",
-    "DTYPES",
-    "ENGINES",
-    "GRAPHS",
     "MODEL",
     "POOL",
     "PROGRAMS",
@@ -36,10 +33,6 @@ __all__ = [
 Programs = Mapping[str, tuple[str, ...]]
 PROGRAMS: Programs = {name: (PYTHON, "-P", "-m", name) for name in ("orchestrator", "tuner", "serving")}
 """How our programs are started: by module, with `-P`, so that no file of the working directory is imported."""
-
-ENGINES = ("moegate", "sglang", "vllm")
-GRAPHS = ("eager", "full")
-DTYPES = ("bfloat16", "float16", "float32", "fp8_w8a8", "mxfp4_w4a16")
 
 Engine = Literal["moegate", "sglang", "vllm"]
 Graph = Literal["eager", "full"]

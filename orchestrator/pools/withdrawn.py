@@ -6,14 +6,13 @@ one retry at a time. The mark lies beside the device locks, outlives the run, an
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from moegate import canonical
 from moegate.errors import MoegateError, PoolError
-from moegate.locks import lock_directory, open_to_all
+from moegate.locks import file_stem, lock_directory, open_to_all
 from moegate.paths import write_atomic
 from orchestrator.pools import discovery
 from orchestrator.pools.slots import HostDevice
@@ -34,15 +33,18 @@ class Mark:
         return f"{self.identity} is withdrawn since {self.since}: {self.reason}"
 
 
+def _folder() -> Path:
+    return lock_directory() / "withdrawn"
+
+
 def _file(identity: str) -> Path:
-    return lock_directory() / "withdrawn" / (re.sub(r"[^A-Za-z0-9_.-]", "_", identity)[:200] + ".json")
+    return _folder() / f"{file_stem(identity)}.json"
 
 
 def marks() -> dict[str, Mark]:
     """The withdrawn devices of this host by identity. A mark that cannot be read still counts, by its file's name."""
     found: dict[str, Mark] = {}
-    folder = lock_directory() / "withdrawn"
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+    for path in sorted(_folder().glob("*.json")) if _folder().is_dir() else ():
         try:
             body = canonical.load_json(path)
             mark = Mark(*(str(body[name]) for name in ("identity", "kind", "reason", "since")))
@@ -72,7 +74,7 @@ def mark(device: HostDevice, reason: str) -> Mark:
     made = Mark(device.identity.identity, device.identity.kind, reason, now)
     body = {"identity": made.identity, "kind": made.kind, "reason": reason, "since": now}
     open_to_all(lock_directory())
-    open_to_all(_file(made.identity).parent)
+    open_to_all(_folder())
     write_atomic(_file(made.identity), canonical.dumps(body) + "\n")
     return made
 

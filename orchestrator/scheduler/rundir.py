@@ -24,7 +24,7 @@ from moegate.errors import InfraError, RecordError, RunLocked, UsageError
 from moegate.locks import FileLock, Held
 from moegate.records import Plan
 
-__all__ = ["RunDir", "fresh_id", "newest"]
+__all__ = ["MAX_RESULT_BYTES", "RunDir", "fresh_id", "newest"]
 
 MAX_RESULT_BYTES = 32 << 20
 """A result beyond this is none: it is neither written nor, from wherever it came, read."""

@@ -20,7 +20,7 @@ from typing import Any
 from moegate import spawn
 from moegate.errors import InfraError, UsageError
 
-__all__ = ["Layout", "layout_of", "unpack"]
+__all__ = ["PROJECT", "Layout", "layout_of", "unpack"]
 
 PROJECT = "moegate"
 MAX_ARCHIVE_BYTES = 256 << 20
@@ -51,9 +51,11 @@ def layout_of(root: Path, sha: str) -> Layout:
     try:
         text = _git(root, "cat-file", "blob", f"{sha}:pyproject.toml", limit=1 << 20).decode()
         project = tomllib.loads(text)
-    except InfraError:
-        raise UsageError(f"commit {sha[:12]} has no pyproject.toml at its root", fix="a commit of moegate") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except InfraError as error:
+        raise UsageError(
+            f"commit {sha[:12]} has no pyproject.toml at its root ({error})", fix="a commit of moegate"
+        ) from None
+    except (ValueError, RecursionError) as error:  # the first also for a number with thousands of digits
         raise UsageError(f"pyproject.toml of commit {sha[:12]} is not TOML: {error}") from None
     name, version = _get(project, "project", "name"), _get(project, "project", "version")
     if name != PROJECT:
@@ -106,13 +108,15 @@ def _folder(sha: str, name: object, folders: Mapping[str, object]) -> str:
     else:
         folder, count = str(folders.get("", "")), 0
     path = PurePosixPath(folder, *parts[count:])
-    if path.is_absolute() or ".." in path.parts:
+    if path.is_absolute() or ".." in path.parts or "\0" in folder:
         raise UsageError(f"commit {sha[:12]}: package {name} lies outside the repository")
     return str(path)
 
 
 def _globs(sha: str, value: object) -> tuple[str, ...]:
     globs = value if isinstance(value, list) else [value]
+    if any(isinstance(glob, str) and not PurePosixPath(glob).parts for glob in globs):
+        raise UsageError(f"commit {sha[:12]}: package-data that names no file", fix='such as "*.json"')
     if not all(isinstance(glob, str) and glob and not glob.startswith("/") and ".." not in glob for glob in globs):
         raise UsageError(f"commit {sha[:12]}: package-data leads outside its package")
     if any("**" in str(glob) for glob in globs):  # several of them take for ever in a deep folder

@@ -174,9 +174,7 @@ def config_sets(cells: Iterable[Joined]) -> tuple[tuple[ConfigSet, ...], dict[st
         uses = (base.configs if base else (), cand.configs if cand else ())
         if not any(uses):
             continue
-        key = canonical.digest(
-            [[[u.op, u.projection, u.batch_size, u.reason, u.file, u.config] for u in arm] for arm in uses]
-        )
+        key = canonical.digest([[_content(use) for use in arm] for arm in uses])
         tables.setdefault(key, _tables(*uses))
         members.setdefault(key, []).append(joined)
     ranked = sorted(members, key=lambda key: -sum(len(table.changed) for table in tables[key]))

@@ -15,6 +15,7 @@ from tuner.problem import Problem, Projection
 __all__ = [
     "LIMITS",
     "QUANTISED_LIMITS",
+    "THROUGH_FP8_LIMITS",
     "Adapter",
     "AdapterBase",
     "Batch",

@@ -11,7 +11,7 @@ from tuner.problem import Problem
 from xkernels.ops.quant import per_token_group_quant_fp8, per_token_group_quant_fp8_reference, scaled_fp8_quant
 from xkernels.ops.scheme import BLOCK_K
 
-__all__ = ["Operand", "block_of", "make_weight", "quantise", "rounded"]
+__all__ = ["Operand", "block_of", "expert", "make_weight", "quantise", "rounded"]
 
 _FP8 = torch.float8_e4m3fn
 _TOP = 448.0
