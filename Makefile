@@ -38,7 +38,7 @@ unit: venv  ## the tests that take seconds (PYTEST= adds options: make unit PYTE
 test-slow: venv  ## the tests of ten seconds and more: whole runs, containers, compilers, expert parallelism
 	@$(PY) -m pytest -m slow $(PYTEST)
 
-test-faults-long: venv  ## 500 runs under random faults, and one for every point that can be hit (an hour or so)
+test-faults-long: venv  ## 500 runs under random faults, and one for every point that can be hit (two hours or more)
 	@MOEGATE_FAULT_ROUNDS=500 $(PY) -m pytest -s tests/faults $(PYTEST)
 
 test-fuzz-long: venv  ## ten minutes of fuzzing for each reader of foreign data
