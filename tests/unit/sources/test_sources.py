@@ -156,6 +156,9 @@ HOSTILE = {
     "an absolute folder": (PROJECT.replace('"kernels/xkernels"', '"/etc"'), "lies outside the repository"),
     "data outside": (PROJECT.replace('"py.typed"', '"../../*"'), "package-data leads outside"),
     "data that takes for ever": (PROJECT.replace('"py.typed"', '"**/**/*"'), "is not read"),
+    "data that is no file": (PROJECT.replace('"py.typed"', '"./"'), "names no file"),
+    "a folder with NUL": (PROJECT.replace('"kernels/xkernels"', r'"kernels\u0000"'), "lies outside the repository"),
+    "a number without end": ("x = " + "9" * 5000, "is not TOML"),
     "nested without end": ("x = " + "[" * 100_000, "is not TOML"),
     "a version with a path": (PROJECT.replace('"0.1.0"', '"../0.1.0"'), "no version that can be installed"),
 }  # fmt: skip
