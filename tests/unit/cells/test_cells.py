@@ -1,4 +1,6 @@
 # ruff: noqa: E501 - command lines read best on one line
+"""What each kind of cell starts, and what it believes of the answer."""
+
 import subprocess
 import sys
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""A repository with a matrix that is right, for tests to edit."""
+
 from pathlib import Path
 
 import pytest

@@ -1,4 +1,6 @@
 # ruff: noqa: E501 - edits read best on one line
+"""Matrices that are right: the plan that comes of them."""
+
 import json
 import time
 from dataclasses import replace

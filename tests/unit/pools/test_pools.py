@@ -1,3 +1,5 @@
+"""What a host has, how launches see it, and who has which slot."""
+
 import importlib.util
 import json
 import os

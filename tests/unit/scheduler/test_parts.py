@@ -1,3 +1,5 @@
+"""The parts of the scheduler that need no run: endings, journal, run directory, keys, progress."""
+
 import os
 from dataclasses import replace
 

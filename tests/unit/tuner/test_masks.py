@@ -1,3 +1,5 @@
+"""Leases of single GPUs: the mask of each, and which batch sizes it gets."""
+
 from __future__ import annotations
 
 import pytest

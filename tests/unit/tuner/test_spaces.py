@@ -1,3 +1,5 @@
+"""The spaces of configs: sizes, moves, refinements."""
+
 from __future__ import annotations
 
 import pytest
