@@ -1,6 +1,6 @@
 """MoE GEMMs side by side with SGLang's kernels on one GPU: correctness first, then times, then a table and JSON.
 
-    PYTHONPATH=.:kernels python tests/gpu/bench_moe.py --modes bf16 fp8 --out $OUT
+    PYTHONPATH=.:kernels python tests/gpu/bench_moe.py --modes bf16 fp8 --out DIR
 
 Both kernels get the same weights, routing, alignment and candidate configs, and each keeps the pair of configs (up,
 down) with which its own chain (up GEMM, activation, down GEMM, combine) is fastest at a batch size; the two chains are
