@@ -1,6 +1,6 @@
 """Memory-bound operators against copy bandwidth, alignment against torch, scaled_mm against our Triton FP8 linear.
 
-PYTHONPATH=.:kernels python tests/gpu/bench_ops.py --out $OUT/ops.json
+PYTHONPATH=.:kernels python tests/gpu/bench_ops.py --out OUT.json
 """
 
 from __future__ import annotations
