@@ -8,7 +8,7 @@ fingerprint changes, the series starts anew and says what changed.
 from __future__ import annotations
 
 import contextlib
-import json
+import math
 import os
 import sqlite3
 import subprocess
@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Any, Self
 
 from moegate import canonical
-from moegate.errors import RecordError, UsageError
+from moegate.errors import InfraError, MoegateError, RecordError, UsageError
 from moegate.records import CellVerdict, Measurement, RunBundle, TrendPoint, to_json
 from moegate.stats import Rate, clopper_pearson
 
@@ -45,6 +45,16 @@ CREATE INDEX cells_by_cell ON cells(cell, device_class);
 # Of a bundle's environment, what the host is; the rest (branch, command, ...) may differ between comparable runs.
 HOST_FACTS = frozenset({"kernel", "machine", "cpu", "cpus", "governor", "clocks", "nvidia", "amdgpu", "xe"})
 _OWN_VERSIONS = frozenset({"moegate"})
+
+_TYPES = {"str": (str,), "int": (int,), "str | None": (str, NoneType), "int | None": (int, NoneType),
+          "float | None": (float, int, NoneType)}  # fmt: skip
+# What SQLite says of the machine or of another process, not of the file.
+_OF_THE_MACHINE = frozenset(
+    {
+        sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOLFS,
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,21 +96,41 @@ class CellRow:
     changed: str | None = None
 
 
+class _Damaged(ValueError):
+    """A row holds what we never write."""
+
+
+def _said(error: Exception, path: Path) -> MoegateError:
+    """What went wrong with the file, as one of our exceptions."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if isinstance(code, int) and code & 0xFF in _OF_THE_MACHINE:
+        return InfraError(f"{path}: {error}")
+    return RecordError(f"is not a history, or damaged: {error}", file=path)
+
+
 class History:
     """The history file, open. Use as a context manager; safe for several processes."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file. Raises RecordError where it is not a history of this schema."""
+        """Open or create the file.
+
+        Raises:
+            RecordError: it is damaged, or not a history of this schema; also later, within a `with` block.
+            InfraError: another process holds it, or it cannot be read or written.
+        """
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._db = sqlite3.connect(path, timeout=30.0, isolation_level=None)
+        try:
+            self._db = sqlite3.connect(path, timeout=30.0, isolation_level=None)
+        except sqlite3.Error as error:
+            raise _said(error, path) from None
         try:
             self._db.row_factory = sqlite3.Row
             self._db.execute("PRAGMA foreign_keys = ON")
             self._prepare()
-        except sqlite3.DatabaseError as error:
+        except sqlite3.Error as error:
             self._db.close()
-            raise RecordError(f"is not a history: {error}", file=path) from None
+            raise _said(error, path) from None
         except RecordError:
             self._db.close()
             raise
@@ -124,7 +154,8 @@ class History:
         try:
             yield
         except BaseException:
-            self._db.execute("ROLLBACK")
+            with contextlib.suppress(sqlite3.Error):  # a full disk has already rolled it back
+                self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
 
@@ -133,6 +164,8 @@ class History:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+        if isinstance(error, sqlite3.Error | _Damaged):
+            raise _said(error, self.path) from None
 
     def close(self) -> None:
         """Close the file."""
@@ -303,13 +336,34 @@ def _cell_row(run: str, verdict: CellVerdict, bundle: RunBundle) -> dict[str, An
 _RUN_COLUMNS = ", ".join(f"runs.{name} AS run_{name}" for name in RunRow.__dataclass_fields__)
 
 
+def _values(row: sqlite3.Row, kind: type, prefix: str = "") -> dict[str, Any]:
+    """The columns of a row that a record has, each of its type."""
+    values = {}
+    for name, field in kind.__dataclass_fields__.items():  # type: ignore[attr-defined]
+        allowed = _TYPES.get(field.type)
+        if allowed is None or name == "changed":  # not a column
+            continue
+        try:
+            value = values[name] = row[prefix + name]
+        except IndexError:
+            raise _Damaged(f"there is no column {name}") from None
+        if not isinstance(value, allowed) or (isinstance(value, float) and not math.isfinite(value)):
+            raise _Damaged(f"{name} is {str(value)[:40]!r}")
+    return values
+
+
 def _run_row(row: sqlite3.Row, prefix: str = "") -> RunRow:
-    return RunRow(**{name: row[prefix + name] for name in RunRow.__dataclass_fields__})
+    return RunRow(**_values(row, RunRow, prefix))
 
 
 def _row_cell(row: sqlite3.Row, run: RunRow) -> CellRow:
-    plain = {n: row[n] for n in CellRow.__dataclass_fields__ if n not in ("run", "facts", "changed")}
-    return CellRow(run=run, facts=json.loads(row["facts"]), **plain)
+    try:
+        facts = canonical.loads_json(str(row["facts"]))
+    except (UsageError, IndexError):
+        facts = None
+    if not isinstance(facts, dict):
+        raise _Damaged(f"the facts of cell {str(row['cell'])[:40]} are not what we write")
+    return CellRow(run=run, facts={name: str(value) for name, value in facts.items()}, **_values(row, CellRow))
 
 
 def _marked(point: CellRow, before: CellRow | None) -> CellRow:
@@ -345,7 +399,7 @@ def remember(bundle: RunBundle, rundir: Path) -> RunBundle:
             history.add(bundle, path=str(rundir), branch=branch, revision=revision)
             others = history.aa_rate(without=run_id(bundle))
             return replace(bundle, history=history.earlier(bundle), aa_before=(others.events, others.trials))
-    except (sqlite3.Error, OSError, RecordError) as error:
+    except (OSError, MoegateError) as error:
         return replace(bundle, notes=(*bundle.notes, f"not in the history: {error}"))
 
 

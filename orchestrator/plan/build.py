@@ -45,7 +45,7 @@ def build(matrix: Matrix, *, only: Iterable[str] = (), history: History | None =
         name=matrix.spec.name,
         matrix=str(matrix.path),
         matrix_digest=matrix.digest,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created=datetime.now(UTC).isoformat(timespec="microseconds"),  # a run is known by it: two may start at once
         version=own_version(),
         cells=tuple(cells),
         pools=builder.pools,

@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from moegate.errors import RecordError, UsageError
+from moegate.errors import InfraError, RecordError, UsageError
 from moegate.records import (
     CellOutcome,
     CellVerdict,
@@ -231,6 +231,65 @@ def test_another_schema_is_refused(tmp_path: Path) -> None:
     db.close()
     with pytest.raises(RecordError, match="schema 7"):
         History(path)
+
+
+DAMAGE = {
+    "no table": "DROP TABLE cells",
+    "no column": "ALTER TABLE runs DROP COLUMN sentence",
+    "facts are not JSON": "UPDATE cells SET facts = '{'",
+    "facts are a list": "UPDATE cells SET facts = '[1]'",
+    "a gain that is text": "UPDATE cells SET gain = 'abc'",
+    "a gain without end": "UPDATE cells SET gain = 9e999",
+    "bytes": "UPDATE runs SET started = x'ff00'",
+    "not UTF-8": "UPDATE runs SET sentence = CAST(x'ff' AS TEXT)",
+    "an exit that is text": "UPDATE runs SET exit = 'zz'",
+}
+
+
+@pytest.mark.parametrize("statement", DAMAGE.values(), ids=DAMAGE)
+def test_damage_behind_a_whole_header_is_refused_and_costs_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
+    path = tmp_path / "h.sqlite"
+    with History(path) as history:
+        history.add(bundle(1))
+    db = sqlite3.connect(path)
+    db.execute(statement)
+    db.commit()
+    db.close()
+    with pytest.raises(RecordError, match="damaged") as caught, History(path) as history:
+        history.trend("c1")
+    assert caught.value.file == str(path)
+    monkeypatch.setenv("MOEGATE_HISTORY", str(path))
+    assert "not in the history" in remember(bundle(2), tmp_path / "run").notes[0]
+
+
+def test_a_history_that_another_process_holds_is_infrastructure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "h.sqlite"
+    History(path).close()
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda file, **options: connect(file, **{**options, "timeout": 0.05}))
+    with pytest.raises(InfraError, match="locked"):
+        History(path)
+    holder.close()
+
+
+def test_a_full_disk_is_said_whatever_sqlite_rolled_back(tmp_path: Path) -> None:
+    path = tmp_path / "h.sqlite"
+
+    def fill() -> None:
+        with History(path) as history:
+            history._db.execute("PRAGMA max_page_count = 6")
+            for day in range(1, 29):
+                history.add(bundle(day), path="x" * 4000)
+
+    with pytest.raises(InfraError, match="full"):
+        fill()
+    History(path).close()
 
 
 def invoke(*arguments: str) -> Any:
