@@ -109,7 +109,10 @@ def _said(error: Exception, path: Path) -> MoegateError:
 
 
 class History:
-    """The history file, open. Use as a context manager; safe for several processes."""
+    """The history file, open. Use as a context manager; safe for several processes.
+
+    Queries are fetched whole: a cursor that an exception keeps would hold the file's lock beyond `close`.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open or create the file.
@@ -211,7 +214,7 @@ class History:
         """Imported runs, newest first."""
         where, values = ("WHERE branch = ?", [branch]) if branch is not None else ("", [])
         query = f"SELECT * FROM runs {where} ORDER BY started DESC, id LIMIT ?"  # noqa: S608
-        return [_run_row(row) for row in self._db.execute(query, (*values, limit))]
+        return [_run_row(row) for row in self._db.execute(query, (*values, limit)).fetchall()]
 
     def run(self, prefix: str) -> RunRow:
         """The run whose id starts so. Raises UsageError where none or several do."""
@@ -226,7 +229,7 @@ class History:
     def cells(self, run: RunRow) -> list[CellRow]:
         """The cells of a run, by label."""
         query = "SELECT * FROM cells WHERE run = ? ORDER BY label, cell"
-        return [_row_cell(row, run) for row in self._db.execute(query, (run.id,))]
+        return [_row_cell(row, run) for row in self._db.execute(query, (run.id,)).fetchall()]
 
     def trend(self, cell: str, *, branch: str | None = None, device_class: str | None = None) -> list[CellRow]:
         """Every measurement of a cell (id or label), oldest first; `changed` marks where the series starts anew."""
@@ -236,7 +239,7 @@ class History:
             "ORDER BY runs.started, runs.id"
         )
         values = (cell, cell, branch, branch, device_class, device_class)
-        points = [_row_cell(row, _run_row(row, "run_")) for row in self._db.execute(query, values)]
+        points = [_row_cell(row, _run_row(row, "run_")) for row in self._db.execute(query, values).fetchall()]
         return [_marked(point, points[i - 1] if i else None) for i, point in enumerate(points)]
 
     def aa_rate(self, *, branch: str | None = None, without: str = "") -> Rate:

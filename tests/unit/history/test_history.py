@@ -261,7 +261,9 @@ def test_damage_behind_a_whole_header_is_refused_and_costs_no_run(
         history.trend("c1")
     assert caught.value.file == str(path)
     monkeypatch.setenv("MOEGATE_HISTORY", str(path))
-    assert "not in the history" in remember(bundle(2), tmp_path / "run").notes[0]
+    note = remember(bundle(2), tmp_path / "run").notes[0]
+    assert "not in the history" in note
+    assert "damaged" in note
 
 
 def test_a_history_that_another_process_holds_is_infrastructure(
