@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moegate.errors import InfraError
+from moegate.errors import InfraError, UsageError
 from tuner.ahead import CompilePool, Job
 from tuner.child.client import ChildSpec, Worker, WorkerLost
 from tuner.config import Config
@@ -109,6 +109,9 @@ class Live:
         try:
             answer = probe.ask("hello", self.options.first_deadline_s, **kernel)
             if "error" in answer:
+                kind, _, reason = str(answer["reason"]).partition(": ")
+                if kind in ("UsageError", "RecordError"):  # such as a shape that the op has no kernel for
+                    raise UsageError(reason)
                 raise InfraError(f"the measuring child cannot start: {answer['reason']} (logs: {self.spec.folder})")
         except WorkerLost as lost:
             raise InfraError(f"the measuring child did not start: {lost.reason} (logs: {self.spec.folder})") from None

@@ -119,6 +119,11 @@ def test_verify_counts_what_it_checked(tmp_path: Path) -> None:
         (("tune", "--out", "x", "--model", "nowhere"), "nowhere"),
         (("tune", "--out", "x", "--model", TINY, "--effort", "heroic"), "unknown effort"),
         (("tune", "--out", "x", "--model", TINY, "--engine", "acme"), "unknown engine"),
+        (("tune", "--out", "x", "--op", "block_fp8_linear", "--shape", "N=7,K=100"), "K must be a multiple of 128"),
+        (
+            ("tune", "--out", "x", "--op", "store_kv_cache", "--shape", "heads=1,dim=8", "--dtype", "fp8_w8a8"),
+            "stored as",
+        ),
         (("bench", "--model", TINY, "--configs", "nowhere"), "no folder"),
         (("bench", "--model", TINY, "--moe-runner-backend", "marlin"), "marlin"),
         (("verify", "--ops", "sums"), "unknown op"),
