@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from moegate.errors import InfraError, MoegateError, UsageError
 from moegate.exits import Exit
+from moegate.text import plain
 
 __all__ = ["from_os", "guard", "open_streams", "unwind_on_termination"]
 
@@ -131,7 +132,8 @@ def _of_the_library(error: Exception) -> Exit:
 
 
 def _say(program: str, error: MoegateError) -> int:
-    print(f"{program}: {error}", file=sys.stderr)
+    """Print the error; its lines (the end of a log may be among them) without what a terminal would obey."""
+    print("\n".join(plain(line) for line in f"{program}: {error}".split("\n")), file=sys.stderr)
     return int(error.exit)
 
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from moegate.text import plain
+
 __all__ = ["Github", "annotate", "emit_json", "say", "table"]
 
 
@@ -33,8 +35,8 @@ def say(text: str) -> None:
 
 
 def table(rows: list[tuple[str, ...]], head: tuple[str, ...] = ()) -> str:
-    """Columns, aligned; the last one is left ragged."""
-    lines = [*([head] if head else []), *rows]
+    """Columns, aligned; the last one is left ragged. What is not printable is written out: runs hold others' text."""
+    lines = [tuple(map(plain, line)) for line in ([head] if head else []) + rows]
     if not lines:
         return ""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]

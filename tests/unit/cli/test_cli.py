@@ -133,3 +133,10 @@ def test_doctor_says_what_every_missing_piece_costs():
     assert [finding["name"] for finding in document["findings"]] == [probe.name for probe in PROBES]
     for finding in document["findings"]:
         assert finding["present"] or (finding["cost"] and finding["fix"] and finding["detail"])
+
+
+def test_a_table_obeys_no_text_of_others() -> None:
+    from orchestrator.commands._output import table
+
+    lines = table([("a\x1b[2J", "x\n::error::y"), ("bb", "\u202e")], head=("h", "i")).splitlines()
+    assert lines == ["h         i", r"a\x1b[2J  x\n::error::y", r"bb        \u202e"]

@@ -50,6 +50,7 @@ def test_a_named_path_is_the_persons_and_the_rest_the_machines(number: int, name
     [
         ("open('y' * 300)", 2, "prog: yyy"),
         ("(_ for _ in ()).throw(OSError(28, 'No space left'))", 3, "prog: No space left"),
+        (r"(_ for _ in ()).throw(OSError(28, 'No \x1b[2J\nspace'))", 3, "prog: No \\x1b[2J\nspace"),
         ("7", 7, ""),
         ("None", 0, ""),
         ("sys.exit(4)", 4, ""),
