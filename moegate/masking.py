@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ _SHAPE = re.compile(
     rb"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{20,}"
     rb"|sk-[A-Za-z0-9_-]{20,}|xox[abprs]-[A-Za-z0-9-]{10,}|AKIA[A-Z0-9]{16}\b"
     rb"|eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,})"
-    rb"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[A-Za-z0-9+/=\s]{0,16384}(?:-----END [A-Z ]{0,40}PRIVATE KEY-----)?"
+    rb"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[A-Za-z0-9+/=\s\\]{0,16384}(?:-----END [A-Z ]{0,40}PRIVATE KEY-----)?"
 )
 
 
@@ -46,7 +47,10 @@ def spellings(value: str) -> frozenset[bytes]:
         quote(raw, safe="").encode(),
         quote_plus(raw).encode(),
     }
-    found.add(raw.replace(b"\\", b"\\\\").replace(b'"', b'\\"'))
+    for spelt in (value, *value.splitlines()):  # one of several lines is shown line by line as well
+        found.add(spelt.encode("utf-8", "surrogateescape"))
+        for ascii_only in (True, False):
+            found.add(json.dumps(spelt, ensure_ascii=ascii_only)[1:-1].encode("utf-8", "surrogateescape"))
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         for before in range(3):
             # Of characters that also hold bits of a neighbour nothing is known: they are left out.

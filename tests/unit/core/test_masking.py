@@ -38,6 +38,20 @@ def test_every_spelling_is_masked(text: str) -> None:
         assert word not in masked
 
 
+LINES = 'first line of it\n"second" line\\of it\npässwörtchen'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [LINES, json.dumps(LINES), json.dumps(LINES, ensure_ascii=False), *LINES.splitlines(), json.dumps("pässwörtchen")],
+)
+def test_a_secret_of_several_lines_is_masked_whole_in_json_and_line_by_line(text: str) -> None:
+    masked = mask(f"before {text} after", {"DEPLOY_SECRET": LINES})
+    assert MASK in masked
+    assert not any(word in masked for word in ("first", "second", "tchen"))
+    assert (masked[:7], masked[-6:]) == ("before ", " after")
+
+
 @given(st.binary(max_size=5), st.binary(max_size=5))
 def test_base64_hides_nothing_at_any_place(before: bytes, after: bytes) -> None:
     text = base64.b64encode(before + b"0123456789abcdefghij" + after).decode()
@@ -53,6 +67,7 @@ def test_base64_hides_nothing_at_any_place(before: bytes, after: bytes) -> None:
         "AKIA" + "ABCD" * 4,
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abcdefghijklmnop",
         "-----BEGIN RSA PRIVATE KEY-----\nMIIE\nabc=\n-----END RSA PRIVATE KEY-----",
+        r"-----BEGIN RSA PRIVATE KEY-----\nMIIE\nabc=\n-----END RSA PRIVATE KEY-----",
     ],
 )
 def test_what_issuers_make_is_masked_whoever_holds_it(text: str) -> None:
