@@ -96,13 +96,15 @@ class Sources:
             target.parent.mkdir(parents=True, exist_ok=True)
             handle = _open_lock(target)
             fcntl.flock(handle, fcntl.LOCK_SH)
-            if not (target / _DONE).is_file():
+            if _kernel_hash(target) is None:
                 fcntl.flock(handle, fcntl.LOCK_EX)
-                if not (target / _DONE).is_file():
+                if _kernel_hash(target) is None:
                     self._make(sha, target, start)
                 fcntl.flock(handle, fcntl.LOCK_SH)
             os.utime(target)
-            about = canonical.load_json(target / _DONE)
+            kernel_hash = _kernel_hash(target)
+            if kernel_hash is None:
+                raise InfraError(f"{target / _DONE} cannot be read (fix: orchestrator prune)")
         except BaseException as error:
             if handle >= 0:
                 os.close(handle)
@@ -111,7 +113,7 @@ class Sources:
             if isinstance(error, OSError):
                 raise InfraError(f"{target}: {error.strerror or error}") from None
             raise
-        return handle, Environment(sha, target, str(about.get("kernel_hash", "")))
+        return handle, Environment(sha, target, kernel_hash)
 
     def _make(self, sha: str, target: Path, start: Start) -> None:
         layout = layout_of(self._root, sha)
@@ -174,6 +176,16 @@ def old_environments(age_s: float, *, remove: bool) -> list[str]:
             out.append(str(folder))
         os.close(handle)
     return out
+
+
+def _kernel_hash(target: Path) -> str | None:
+    """What an environment says of its kernels; None where it is not finished or its record is damaged (a power cut)."""
+    try:
+        about = canonical.load_json(target / _DONE)
+    except UsageError:
+        return None
+    found = about.get("kernel_hash") if isinstance(about, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def _program() -> str:

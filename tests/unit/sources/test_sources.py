@@ -128,6 +128,19 @@ def test_an_environment_that_could_not_be_made_leaves_nothing_and_is_tried_again
         assert sources.prepare(sha, ProcessIsolation(), starter).python.exists()
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"kernel_hash": 5}'])
+def test_an_environment_whose_record_is_damaged_is_made_again(
+    repository: Path, commit: Commit, starter: Starter, text: str
+) -> None:
+    sha = commit()
+    with Sources(repository) as sources:
+        made = sources.prepare(sha, ProcessIsolation(), starter)
+    (made.root / "moegate-source.json").write_text(text)
+    with Sources(repository) as sources:
+        assert sources.prepare(sha, ProcessIsolation(), starter) == made
+    assert starter.started == 2
+
+
 def test_a_wheel_of_the_commit_would_hold_the_same_files(repository: Path, commit: Commit, tmp_path: Path) -> None:
     sha = commit()
     layout = layout_of(repository, sha)
