@@ -48,6 +48,8 @@ def marks() -> dict[str, Mark]:
         try:
             body = canonical.load_json(path)
             mark = Mark(*(str(body[name]) for name in ("identity", "kind", "reason", "since")))
+            if _file(mark.identity) != path:  # it could not be released by that name
+                raise KeyError(mark.identity)
         except (MoegateError, KeyError, TypeError):
             mark = Mark(path.stem, "?", f"{path} cannot be read", "?")
         found[mark.identity] = mark

@@ -294,6 +294,17 @@ def test_a_lost_device_that_answers_again_is_left_out_of_this_run_only(simulated
     assert withdrawn.marks() == {}
 
 
+@pytest.mark.parametrize("text", ["", "[]", '{"identity": "GPU-9", "kind": "cuda", "reason": "r", "since": "s"}'])
+def test_a_mark_that_is_not_ours_counts_by_its_name_and_is_released_by_it(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("MOEGATE_LOCK_DIR", str(tmp_path))
+    (tmp_path / "withdrawn").mkdir()
+    (tmp_path / "withdrawn" / "GPU-0001.json").write_text(text)
+    assert list(withdrawn.marks()) == ["GPU-0001"]
+    assert not withdrawn.release("GPU-9")
+    assert withdrawn.release("GPU-0001")
+    assert withdrawn.marks() == {}
+
+
 def test_doctor_names_and_releases_withdrawn_devices(simulated_host, monkeypatch):
     simulated_host.nvidia(1)
     # The other probes start programs of their own, and have tests of their own.
