@@ -44,6 +44,6 @@ def _release(identity: str) -> None:
     from orchestrator.pools import withdrawn
 
     if not withdrawn.release(identity):
-        known = ", ".join(withdrawn.marks()) or "none is"
+        known = ", ".join(mark.identity for mark in withdrawn.marks().values()) or "none is"
         raise UsageError(f"{identity} is not withdrawn", field="--release", fix=f"withdrawn: {known}")
     say(f"released {identity}")

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from moegate import devices as known_devices
 from moegate.errors import PoolError
-from moegate.locks import FileLock, Held, device_lock
+from moegate.locks import FileLock, Held, device_lock, file_stem
 from moegate.records import PoolSpec
 from orchestrator.pools import discovery, withdrawn
 from orchestrator.pools.slots import HostDevice, Slot
@@ -76,7 +76,7 @@ class Pool:
             for slot in self.slots:
                 if slot.index not in self._free or (device and slot.device.identity.identity != device):
                     continue
-                if slot.device.identity.identity in marks:  # another run has just lost it
+                if file_stem(slot.device.identity.identity) in marks:  # another run has just lost it
                     self._lost.add(slot.index)
                     self._free.discard(slot.index)
                     continue
@@ -187,7 +187,7 @@ def open_pool(
     """
     every = discovery.devices(spec.device, spec.slots)
     marks = withdrawn.marks()
-    found = [device for device in every if device.identity.identity not in marks]
+    found = [device for device in every if file_stem(device.identity.identity) not in marks]
     if spec.device_name is not None:
         wanted = known_devices.normalise(spec.device_name)
         names = {name for name, _ in known_devices.lookup_names(wanted)}
@@ -195,8 +195,9 @@ def open_pool(
         if other:
             raise PoolError(f"pool {spec.name} wants {spec.device_name}, this host has {other[0].identity.name}")
     if len(found) < spec.slots:
-        out = [f"; {marks[name]} ({_RELEASE})" for device in every if (name := device.identity.identity) in marks]
-        raise PoolError(f"pool {spec.name} wants {spec.slots} devices, this host has {len(found)}{''.join(out)}")
+        out = (marks.get(file_stem(device.identity.identity)) for device in every)
+        why = "".join(f"; {mark} ({_RELEASE})" for mark in out if mark)
+        raise PoolError(f"pool {spec.name} wants {spec.slots} devices, this host has {len(found)}{why}")
     slots = [_slot(spec, index, device, cpus) for index, device in enumerate(found[: spec.slots])]
     return Pool(spec, slots, allocator(spec, slots))
 

@@ -42,7 +42,7 @@ def _file(identity: str) -> Path:
 
 
 def marks() -> dict[str, Mark]:
-    """The withdrawn devices of this host by identity. A mark that cannot be read still counts, by its file's name."""
+    """The withdrawn devices of this host by `file_stem` of their identity, whatever became of a mark's content."""
     found: dict[str, Mark] = {}
     for path in sorted(_folder().glob("*.json")) if _folder().is_dir() else ():
         try:
@@ -52,7 +52,7 @@ def marks() -> dict[str, Mark]:
                 raise KeyError(mark.identity)
         except (MoegateError, KeyError, TypeError):
             mark = Mark(path.stem, "?", f"{path} cannot be read", "?")
-        found[mark.identity] = mark
+        found[path.stem] = mark
     return found
 
 
@@ -83,8 +83,7 @@ def mark(device: HostDevice, reason: str) -> Mark:
 
 def release(identity: str) -> bool:
     """Give a device back to use; False where it was not withdrawn."""
-    found = marks().get(identity)
-    if found is None:
+    if file_stem(identity) not in marks():
         return False
     _file(identity).unlink(missing_ok=True)
     return True

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from moegate.errors import PoolError
+from moegate.locks import file_stem
 from moegate.records import DeviceIdentity, PoolSpec
 from orchestrator import doctor as examination
 from orchestrator.cli import app
@@ -303,6 +304,18 @@ def test_a_mark_that_is_not_ours_counts_by_its_name_and_is_released_by_it(tmp_pa
     assert not withdrawn.release("GPU-9")
     assert withdrawn.release("GPU-0001")
     assert withdrawn.marks() == {}
+
+
+def test_a_damaged_mark_holds_its_device_back(simulated_host):
+    simulated_host.amd(2)
+    first = discovery.devices("rocm", 2)[0]
+    withdrawn.mark(first, "it hangs")
+    file = withdrawn.lock_directory() / "withdrawn" / f"{file_stem(first.identity.identity)}.json"
+    file.write_text("{")
+    with pytest.raises(PoolError, match=r"wants 2 devices, this host has 1; .*cannot be read"):
+        open_pool(PoolSpec("mi300x", "rocm", slots=2), lambda *_: None, ())
+    assert withdrawn.release(first.identity.identity)
+    assert len(open_pool(PoolSpec("mi300x", "rocm", slots=2), lambda *_: None, ()).slots) == 2
 
 
 def test_doctor_names_and_releases_withdrawn_devices(simulated_host, monkeypatch):
