@@ -31,6 +31,7 @@ __all__ = ["Environment", "Sources", "Start", "cache_root", "old_environments"]
 
 _KERNELS = "xkernels/ops/_details"
 _DONE = "moegate-source.json"
+_PAUSE_S = 0.05
 
 Start = Callable[[tuple[str, ...], Path, Sequence[Path]], LaunchResult]
 """Starts a command where the launches will run: (argv, folder that it may write, folders that it reads)."""
@@ -96,9 +97,8 @@ class Sources:
             target.parent.mkdir(parents=True, exist_ok=True)
             handle = _open_lock(target)
             fcntl.flock(handle, fcntl.LOCK_SH)
-            if _kernel_hash(target) is None:
-                fcntl.flock(handle, fcntl.LOCK_EX)
-                if _kernel_hash(target) is None:
+            while _kernel_hash(target) is None:
+                if _is_ours_alone(handle):
                     self._make(sha, target, start)
                 fcntl.flock(handle, fcntl.LOCK_SH)
             os.utime(target)
@@ -198,6 +198,19 @@ def _lock_file(target: Path) -> Path:
 
 def _open_lock(target: Path) -> int:
     return os.open(_lock_file(target), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _is_ours_alone(handle: int) -> bool:
+    """Turn a shared lock into an exclusive one, or lose it.
+
+    Not waited for: whoever else makes the environment goes on holding it, shared, for as long as a run lasts.
+    """
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        time.sleep(_PAUSE_S)
+        return False
+    return True
 
 
 def _unused(folder: Path) -> int | None:

@@ -22,4 +22,7 @@ session = execute(
     programs=programs,
 )
 print(f"executed {session.executed}")
+# VmHWM: ru_maxrss counts what a process was before exec, which is a copy of pytest.
+peak_kib = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+print(f"peak {peak_kib >> 10} MiB")
 sys.exit(int(session.interrupted or 0))
