@@ -136,7 +136,9 @@ class _Soak:
         place = urlsplit(self.url)
         reader, writer = await asyncio.open_connection(place.hostname, place.port)
         try:
-            writer.write(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n{1" % (place.path.encode(), length))
+            sent = {"Host": "x", **apikey.headers(), "Content-Length": str(length)}
+            lines = [f"POST {place.path} HTTP/1.1", *(f"{name}: {value}" for name, value in sent.items()), "", "{1"]
+            writer.write("\r\n".join(lines).encode())
             async with asyncio.timeout(seconds):
                 return await reader.read(1 << 10)
         except TimeoutError:

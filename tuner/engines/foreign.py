@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from moegate import canonical
-from moegate.errors import UsageError
+from moegate.errors import InfraError, UsageError
 from tuner.engines.base import THROUGH_FP8_LIMITS, AdapterBase, Batch, Routes, Verdict, compare
 from tuner.engines.quantised import Operand, block_of, make_weight, quantise, rounded
 from tuner.engines.quantised import expert as expert_weight
@@ -123,16 +123,15 @@ class _StandInFinder:
 
 
 def load_kernel(source: Source) -> Kernel:
-    """Load an engine's kernel module. UsageError where neither the engine nor a kernel file is there."""
+    """Load an engine's kernel module. InfraError where neither the engine nor a kernel file is there."""
     path = os.environ.get(source.variable)
     if path is None:
         try:
             module = importlib.import_module(source.module)
         except ImportError as error:
-            raise UsageError(
-                f"{source.engine} is not importable here: {error}",
-                field="--engine",
-                fix=f"give --python of its environment, or set {source.variable} to the kernel file of its wheel",
+            raise InfraError(
+                f"{source.engine} is not importable here: {error} (fix: give --python of its environment, or set "
+                f"{source.variable} to the kernel file of its wheel)"
             ) from None
         return Kernel(module, Path(str(module.__file__)), False)
     file = Path(path)
