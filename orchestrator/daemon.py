@@ -61,23 +61,37 @@ def connect(timeout_s: float | None = 60.0) -> Any:
     """
     import docker
     from docker.errors import DockerException
+    from docker.transport import unixconn
 
+    unixconn.UnixHTTPConnection.connect = _connect_or_close
+    fix = "start one, or use isolation: process"
     if not answers():
-        raise PoolError(f"no Docker daemon listens at {_address()} (fix: start one, or use isolation: process)")
+        raise PoolError(f"no Docker daemon listens at {_address()} (fix: {fix})")
+    client = None
     try:
         client = docker.from_env(version="auto", timeout=timeout_s)
         client.ping()
     except (DockerException, OSError) as error:
-        fix = "start one, or use isolation: process"
+        if client is not None:
+            client.close()
         raise PoolError(f"no Docker daemon answers: {reason(error)} (fix: {fix})") from None
     return client
 
 
-def answers() -> bool:
-    """Whether something listens where the daemon should; true for a daemon that is not on a Unix socket.
+def _connect_or_close(connection: Any) -> None:
+    """What the docker package does to connect, save that a refused socket is closed, which it leaves open."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(connection.timeout)
+        sock.connect(connection.unix_socket)
+    except BaseException:
+        sock.close()
+        raise
+    connection.sock = sock
 
-    Asked before the library connects, which leaks a socket for every refused connection.
-    """
+
+def answers() -> bool:
+    """Whether something listens where the daemon should; true for a daemon that is not on a Unix socket."""
     address = _address()
     if not address.startswith("unix://"):
         return True

@@ -138,8 +138,6 @@ def own_daemon(monkeypatch: pytest.MonkeyPatch, base: str) -> Iterator[OwnDaemon
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# The Docker library leaks the socket of each connection that a stopping daemon refuses.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("command", ["sleep 100", "trap '' TERM; while :; do sleep 1; done"], ids=["ends", "resists"])
 def test_a_restarted_daemon_is_infrastructure_and_nothing_is_left(
     own_daemon: OwnDaemon, spec_for: Callable[..., LaunchSpec], tmp_path: Path, command: str

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -98,3 +100,16 @@ def test_a_socket_without_a_daemon_is_said(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     with pytest.raises(PoolError, match=r"none\.sock .*use isolation: process"):
         daemon.connect()
+
+
+def test_a_daemon_that_goes_away_leaves_no_socket_open(speaks: Any) -> None:
+    address = speaks("1.47", "1.24")
+    client = daemon.connect(timeout_s=5.0)
+    client.api.close()  # the pooled connection, so that the next request makes a new one
+    os.unlink(address.removeprefix("unix://"))
+    # A leaked socket warns when it is collected, and a warning is an error here.
+    with pytest.raises(Exception, match="No such file"):
+        client.ping()
+    client.close()
+    del client
+    gc.collect()
