@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -106,7 +105,7 @@ def test_a_daemon_that_goes_away_leaves_no_socket_open(speaks: Any) -> None:
     address = speaks("1.47", "1.24")
     client = daemon.connect(timeout_s=5.0)
     client.api.close()  # the pooled connection, so that the next request makes a new one
-    os.unlink(address.removeprefix("unix://"))
+    Path(address.removeprefix("unix://")).unlink()
     # A leaked socket warns when it is collected, and a warning is an error here.
     with pytest.raises(Exception, match="No such file"):
         client.ping()
