@@ -29,7 +29,7 @@ from serving.load.workload import Workload
 __all__ = ["Limits", "Model", "bench", "find_model", "measurement", "merged", "void_reason"]
 
 PRIMARY = "output_throughput"
-_OF_A_ROUND = ("duration", "output_throughput", "median_tpot_ms", "client")
+_OF_A_ROUND = ("duration", "output_throughput", "median_tpot_ms", "client", "server")
 
 
 @dataclass(frozen=True)
@@ -178,6 +178,8 @@ def measurement(
         "load": {key: value for key, value in asdict(workload).items() if value is not None},
         "errors": sorted({event.error for event in run.events if event.error})[:5],
     }
+    if run.served is not None:
+        detail["server"] = dict(run.served)
     launch = Launch(
         device=account.device,
         started=started,

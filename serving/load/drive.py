@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import aiohttp
 
 from serving import apikey
+from serving.load import served
 from serving.load.client import Event, Target, send
 from serving.load.workload import Call, Workload
 
@@ -29,6 +30,7 @@ class Run:
 
     `began` and `ended` (seconds, the client's clock) bound the measured window: the first request sent to the last
     content received. `lags` are delays of the client's own event loop in seconds, `cpu_s` its processor time.
+    `served` is what the server itself measured of these very requests, where it tells (`serving.load.served`).
     """
 
     events: tuple[Event, ...]
@@ -37,6 +39,7 @@ class Run:
     lags: tuple[float, ...]
     cpu_s: float
     warm_up: tuple[Event, ...] = ()
+    served: Mapping[str, float] | None = None
 
     @property
     def duration(self) -> float:
@@ -50,10 +53,12 @@ async def drive(target: Target, workload: Workload, warm_up: int) -> Run:
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=apikey.headers()) as session:
         warmed: list[Event] = []
+        fresh = await served.read(session, target.base_url)
         for burst in workload.warm_up(warm_up):
             events = _events(burst)
             await asyncio.gather(*(send(session, target, *pair) for pair in zip(burst, events, strict=True)))
             warmed += events
+        before = await served.settled(session, target.base_url, fresh, len(warmed)) if fresh else {}
         calls = workload.calls
         events = _events(calls)
         gc.collect()
@@ -72,9 +77,12 @@ async def drive(target: Target, workload: Workload, warm_up: int) -> Run:
             gc.enable()
             gc.unfreeze()
             beat.cancel()
+        after = await served.settled(session, target.base_url, before, len(calls)) if before else {}
     ends = [event.arrivals[-1] for event in events if event.arrivals]
     began = min((event.sent for event in events if event.sent), default=began)
-    return Run(tuple(events), began, max(ends, default=time.perf_counter()), tuple(lags), cpu, tuple(warmed))
+    ended = max(ends, default=time.perf_counter())
+    told = served.means(before, after, sum(event.ok for event in events))
+    return Run(tuple(events), began, ended, tuple(lags), cpu, tuple(warmed), told)
 
 
 def _events(calls: Sequence[Call]) -> list[Event]:
