@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.pools import dri
+from tests.standin.programs import write_program
 
 SITE = Path(__file__).with_name("standin") / "site"
 
@@ -25,11 +26,11 @@ class Device:
 def get_devices(backend, device_type):
     return [Device(name) for name in {names!r}]
 """
-NVIDIA_SMI = """#!{python}
+NVIDIA_SMI = """
 for n in range({count}):
     print(f"{{n}}, GPU-{{n:04x}}, NVIDIA H200, 580.95.05, 9.0, 143771")
 """
-ROCM_SMI = """#!{python}
+ROCM_SMI = """
 import json
 card = {{"Unique ID": "0x1f", "GFX Version": "gfx942", "Card Series": "AMD Instinct MI300X"}}
 print(json.dumps({{f"card{{n}}": card | {{"PCI Bus": f"0000:{{n + 5:02X}}:00.0"}} for n in range({count})}}))
@@ -82,12 +83,9 @@ class SimulatedHost:
         (folder / "dpctl.py").write_text(DPCTL.format(names=names))
         self._patch.setenv("PYTHONPATH", str(folder))
 
-    def tool(self, name: str, text: str, **values: object) -> None:
-        """A stand-in for a vendor's tool, first on the path."""
-        folder = self.root / "bin"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text.format(python=sys.executable, **values))
-        (folder / name).chmod(0o755)
+    def tool(self, name: str, body: str, shell: str | None = None) -> None:
+        """A stand-in for a vendor's tool, first on the path: Python, or a script for `shell`."""
+        folder = write_program(self.root / "bin" / name, body, shell).parent
         if not os.environ["PATH"].startswith(f"{folder}:"):
             self._patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
@@ -108,13 +106,13 @@ class SimulatedHost:
 
     def nvidia(self, count: int) -> None:
         """`count` H200s."""
-        self.tool("nvidia-smi", NVIDIA_SMI, count=count)
+        self.tool("nvidia-smi", NVIDIA_SMI.format(count=count))
 
     def amd(self, count: int) -> None:
         """`count` MI300X, each with its nodes."""
         for number in range(count):
             self.card(f"0000:{number + 5:02x}:00.0", number, vendor="0x1002", driver="amdgpu")
-        self.tool("rocm-smi", ROCM_SMI, count=count)
+        self.tool("rocm-smi", ROCM_SMI.format(count=count))
 
 
 @pytest.fixture

@@ -16,10 +16,11 @@ import pytest
 
 from moegate import journal
 from orchestrator.bundle import read_run
+from tests.standin.environment import number
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
-LONG = int(os.environ.get("MOEGATE_FAULT_ROUNDS", "20")) > 20
+LONG = number("MOEGATE_FAULT_ROUNDS", 20, least=1) > 20
 DRIVER = Path(__file__).parents[1] / "integration" / "run" / "driver.py"
 MATRIX = """\
 schema: 1

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from tests.standin.environment import number
+
 HARNESS = Path(__file__).with_name("harness")
-ROUNDS = int(os.environ.get("MOEGATE_FAULT_ROUNDS", "20"))
-SEED = os.environ.get("MOEGATE_FAULT_SEED", "0")
+ROUNDS = number("MOEGATE_FAULT_ROUNDS", 20, least=1)
+SEED = number("MOEGATE_FAULT_SEED", 0, least=0)
 LONG = ROUNDS > 20
 
 

@@ -33,10 +33,11 @@ from orchestrator.commands._conclude import bundle_of
 from orchestrator.matrix import load
 from orchestrator.plan import build
 from reports import html, junit, summary
+from tests.standin.environment import number
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = float(os.environ.get("MOEGATE_FUZZ_SECONDS", "1"))
-SEED = int(os.environ.get("MOEGATE_FUZZ_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+SECONDS = number("MOEGATE_FUZZ_SECONDS", 1.0, least=0.0)
+SEED = number("MOEGATE_FUZZ_SEED", 0, least=0) or random.SystemRandom().randrange(1, 1 << 30)
 OUT = os.environ.get("MOEGATE_FUZZ_OUT")
 SLOWEST_S = 10.0
 MOST_MIB = 400

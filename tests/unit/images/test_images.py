@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
-import sys
 import zipfile
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from orchestrator.images import bake
 from orchestrator.images.build import BakeBuilder, ClassicBuilder, builder_for
 from orchestrator.images.preflight import stale_wheel
 from orchestrator.images.request import read_recipe, request
+from tests.standin.programs import write_program
 
 DOCKERFILE = """\
 # moegate-context: context
@@ -136,7 +135,6 @@ def test_two_images_with_one_target_name_are_refused(project: Path) -> None:
 
 
 STAND_IN = """\
-#!{python}
 import json, os, sys, time
 here = os.path.dirname(os.path.abspath(sys.argv[0]))
 with open(os.path.join(here, "calls.jsonl"), "a") as log:
@@ -152,18 +150,14 @@ if any(n.startswith("slow") for n in names):
 if bad:
     print("ERROR: failed to solve: " + bad[0])
     sys.exit(1)
-json.dump({{n: {{"containerimage.config.digest": "sha256:" + n}} for n in names}}, open(options["metadata-file"], "w"))
+json.dump({n: {"containerimage.config.digest": "sha256:" + n} for n in names}, open(options["metadata-file"], "w"))
 """
 
 
 @pytest.fixture
 def stand_in(tmp_path: Path) -> Path:
     """A `docker` that records its calls and does what buildx bake promises."""
-    path = tmp_path / "bin" / "docker"
-    path.parent.mkdir()
-    path.write_text(STAND_IN.format(python=sys.executable))
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
+    return write_program(tmp_path / "bin" / "docker", STAND_IN)
 
 
 def calls(stand_in: Path) -> list[list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -67,7 +68,7 @@ def host(simulated_host: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """A B60 host of four cards, with stand-ins for GitHub's client, ssh, root's tools and the runner's account."""
     simulated_host.intel(CARDS)
     for name, text in STANDINS.items():
-        simulated_host.tool(name, "#!/bin/bash\n" + text.replace("{", "{{").replace("}", "}}") + "\n")
+        simulated_host.tool(name, text + "\n", shell="/bin/bash")
     home = tmp_path / "home"
     (home / "actions-runner").mkdir(parents=True)
     for name, value in {
@@ -83,7 +84,9 @@ def host(simulated_host: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_command_of_the_page_runs(command: str, host: Path, tmp_path: Path) -> None:
     if "--release" in command:
         withdrawn.mark(discovery.devices("xpu", 1)[0], "it was lost")
-    line = command.replace(".venv/bin/", f"{Path(sys.executable).parent}/").replace("~moegate-runner", "~")
+    line = command.replace(".venv/bin/", f"{shlex.quote(str(Path(sys.executable).parent))}/").replace(
+        "~moegate-runner", "~"
+    )
     line = re.sub(r"infra/host/health\.sh", f"infra/host/health.sh --dri {host}/dev/dri --sys {host}/sys", line)
     argv = ["bash", "-euo", "pipefail", "-c", line]
     done = subprocess.run(

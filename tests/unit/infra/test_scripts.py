@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -21,6 +22,7 @@ from orchestrator.scheduler import keys
 
 ROOT = Path(__file__).resolve().parents[3]
 CI, HOST = ROOT / "infra" / "ci", ROOT / "infra" / "host"
+PYTHON = shlex.quote(sys.executable)
 
 
 def run(*argv: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -73,7 +75,7 @@ def test_inputs_become_one_command_line_and_nothing_else(tmp_path: Path) -> None
 
 
 def test_the_real_check_runs_through_it(tmp_path: Path) -> None:
-    orchestrator = program(tmp_path, "orchestrator", f'#!/bin/sh\nexec {sys.executable} -P -m orchestrator "$@"\n')
+    orchestrator = program(tmp_path, "orchestrator", f'#!/bin/sh\nexec {PYTHON} -P -m orchestrator "$@"\n')
     done = run(CI / "check.sh", orchestrator, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "moegate-check.sarif").read_text())["version"] == "2.1.0"

@@ -5,7 +5,6 @@ import json
 import os
 import sys
 import tempfile
-import textwrap
 import time
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from orchestrator.pools.isolation.flags import device_options
 from orchestrator.pools.isolation.process import visible_device
 from orchestrator.pools.leases import Pool, open_pool
 from orchestrator.pools.slots import HostDevice, Slot
+from tests.standin.programs import write_program
 
 
 @pytest.fixture(autouse=True)
@@ -34,11 +34,7 @@ def tool(tmp_path, monkeypatch):
     """Put a stand-in for a vendor's tool on the path."""
 
     def write(name: str, body: str) -> None:
-        folder = tmp_path / "bin"
-        folder.mkdir(exist_ok=True)
-        path = folder / name
-        path.write_text(f"#!{sys.executable}\n" + textwrap.dedent(body))
-        path.chmod(0o755)
+        folder = write_program(tmp_path / "bin" / name, body).parent
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
     return write
@@ -163,7 +159,7 @@ def test_amd_devices_are_known_by_address_in_numeric_order(simulated_host):
     found = discovery.devices("rocm", 12)
     assert [d.identity.identity for d in found] == [f"0000:{n + 5:02x}:00.0" for n in range(12)]
     assert [Path(node).name for node in found[10].nodes] == ["kfd", "renderD138", "card10"]
-    simulated_host.tool("rocm-smi", '#!{python}\nprint(\'{{"card0": {{"PCI Bus": "N/A"}}}}\')')
+    simulated_host.tool("rocm-smi", """print('{"card0": {"PCI Bus": "N/A"}}')""")
     with pytest.raises(PoolError, match="PCI bus 'n/a'"):
         discovery.devices("rocm", 1)
 
