@@ -58,6 +58,7 @@ class Origin:
     interpreter: bool
     command: str
     detail: dict[str, Any] = field(default_factory=dict)
+    kernel_files: dict[str, str] = field(default_factory=dict)
 
 
 def file_entry(config: Config, engine: str) -> tuple[dict[str, Scalar], list[str]]:
@@ -151,8 +152,9 @@ def _provenance(finals: Sequence[Final], origin: Origin, path: Path, dropped: li
     notes += [note for f in finals for note in f.notes]
     return Provenance(
         origin="measured", engine=origin.engine, date=datetime.now(UTC).isoformat(timespec="seconds"),
-        kernel_hash=origin.kernel_hash, device=origin.device, identity=origin.identity, triton=origin.triton,
-        environment=origin.environment, candidates=origin.candidates, covered=origin.covered, timings=timings,
+        kernel_hash=origin.kernel_hash, kernel_files=origin.kernel_files, device=origin.device,
+        identity=origin.identity, triton=origin.triton, environment=origin.environment,
+        candidates=origin.candidates, covered=origin.covered, timings=timings,
         verified=all(f.verified for f in finals), interpreter=origin.interpreter, command=origin.command,
         config_sha256=canonical.file_digest(path), detail={**origin.detail, "notes": notes},
     )  # fmt: skip

@@ -94,7 +94,8 @@ class Finals:
         }
 
     def warm(self) -> None:
-        """Start the child in the background, beside all others."""
+        """Start the child, and let it get ready in the background, beside all others."""
+        self.worker.spawn()
         self._warming.start()
 
     def settle(self) -> None:
@@ -164,10 +165,13 @@ class Finals:
         args = {"candidates": plain, **more} if kind == "final" else {"configs": plain[0]}
         limit = self.options.first_deadline_s
         self.settle()
-        try:
-            answer = self.worker.ask("finals" if kind == "final" else "verify", limit, size=size, **args)
-        except WorkerLost as lost:
-            answer = {"error": lost.kind, "reason": lost.reason}
+        answer: dict[str, Any] = {}
+        for _ in range(2):  # a loss is tried once more in a fresh process: something else may have caused it
+            try:
+                answer = self.worker.ask("finals" if kind == "final" else "verify", limit, size=size, **args)
+                break
+            except WorkerLost as lost:
+                answer = {"error": lost.kind, "reason": lost.reason}
         self.spent.update(answer.get("spent", {}))
         answer = {
             name: value for name, value in answer.items() if name in ("samples_us", "error", "reason", "max_rel", "rms")

@@ -307,6 +307,7 @@ class _Setting:
             self.interpreted, shlex.join(self.options.command),
             {"problem": p.as_dict(), "effort": self.options.effort, "strategy": self.options.strategy,
              "routing": self.options.routing, "complete": findings.complete, "evaluations": findings.evaluations},
+            dict(self.hello["kernel"]["kernel_files"]),
         )  # fmt: skip
 
 

@@ -28,10 +28,13 @@ class DeviceIdentity:
 
 @dataclass(frozen=True)
 class ConfigUse:
-    """Which tuned configuration one projection really ran with at one batch size, and why."""
+    """Which tuned configuration one projection really ran with at one batch size, and why.
+
+    An op of one kernel has the projection `main`.
+    """
 
     op: str
-    projection: Literal["up", "down"]
+    projection: Literal["up", "down", "main"]
     batch_size: int
     file: str | None
     reason: str
@@ -46,7 +49,8 @@ class Proof:
 
     `calls` counts operator calls per backend. `configs_digest` is `canonical.tree_digest` of the tree that was read,
     so that the arms of a pair can be told apart by content. `functions` names what ran per operator: the function of
-    our engine, the backend of one that does not tell more.
+    our engine, the backend of one that does not tell more. `kernel_hash` is over all kernels of the engine: which code
+    ran. `kernels` holds, per op with tuned configs, the hash that provenance has of the op's own kernel.
     """
 
     engine: str
@@ -59,6 +63,7 @@ class Proof:
     calls: dict[str, int] = field(default_factory=dict)
     kernel_hash: str = ""
     functions: dict[str, str] = field(default_factory=dict)
+    kernels: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

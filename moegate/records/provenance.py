@@ -33,6 +33,8 @@ class Provenance:
 
     `origin` is `measured` (by our tuner, on `device`) or `imported` (from `source`, not measured here). `covered` of
     `candidates` configs of the space were evaluated. `environment` holds versions and the code-generation variables.
+    `kernel_hash` is over the sources of the kernel that was timed; for our own, `kernel_files` names them (file ->
+    sha256). Sidecars written before there was `kernel_files` hold a hash over all our kernels instead.
     """
 
     origin: Literal["measured", "imported"]
@@ -40,6 +42,7 @@ class Provenance:
     date: str
     source: str = ""
     kernel_hash: str = ""
+    kernel_files: dict[str, str] = field(default_factory=dict)
     device: str = ""
     identity: str = ""
     triton: str = ""
@@ -53,3 +56,10 @@ class Provenance:
     config_sha256: str = ""
     detail: dict[str, Any] = field(default_factory=dict)
     schema: int = 1
+
+    @property
+    def op(self) -> str:
+        """The op whose kernel was timed: the experts', where nothing else is said."""
+        problem = self.detail.get("problem")
+        op = problem.get("op") if isinstance(problem, dict) else None
+        return op if isinstance(op, str) else "fused_experts"

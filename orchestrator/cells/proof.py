@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from moegate import canonical
-from moegate.records import Measurement, Proof
+from moegate.errors import UsageError
+from moegate.records import Measurement, Proof, Provenance, read
+from moegate.records.provenance import SUFFIX
 from orchestrator.cells.base import Work
 
 __all__ = ["wrong_kernels", "wrong_proof"]
@@ -60,4 +64,17 @@ def _wrong_configs(work: Work, proof: Proof) -> str | None:
         return f"arm {name} asked for the configs in {work.configs.name}, the launch read another tree"
     if work.arm and work.arm.configs == "tuned" and proof.configs and not tuned:
         return f"arm {name} asked for tuned configs, yet every lookup fell back to the default"
+    return _other_kernel(work.configs, proof) if work.arm and work.arm.configs == "tuned" else None
+
+
+def _other_kernel(tuned: Path, proof: Proof) -> str | None:
+    """How what this run tuned was timed on another kernel than the launch ran; what neither says is not asked."""
+    for path in sorted(tuned.rglob(f"*{SUFFIX}")):
+        try:
+            record = read(Provenance, path)
+        except UsageError as error:
+            return f"{path.name}: {error.message}"
+        ran = proof.kernels.get(record.op)
+        if ran and record.engine == proof.engine and record.kernel_hash not in ("", ran):
+            return f"{path.name} was tuned on kernel {record.kernel_hash[:12]}, the launch ran {ran[:12]}"
     return None

@@ -178,7 +178,7 @@ RULES: tuple[RuleText, ...] = (
     RuleText(
         "stale-provenance",
         "warning",
-        "The config was timed on another kernel, or its content changed since.",
+        "The config was timed on other sources of its kernel, or its content changed since.",
         "re-tune on the kernel that will be served",
         _LOOKUP,
     ),

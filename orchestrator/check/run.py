@@ -22,7 +22,6 @@ from orchestrator.check.coverage import Ask, Cell, Model, compare_cells, cover
 from orchestrator.check.dispatching import accepted_changes, lock_findings, source_findings
 from orchestrator.check.files import FileFacts, check_file, shown_path
 from orchestrator.check.gains import Gain, read_gains
-from orchestrator.check.kernel import kernel_hash
 from orchestrator.check.models import model_drift, read_models, table_drift
 from orchestrator.check.rules import RULES, finding, texts
 from orchestrator.check.targets import target_findings
@@ -163,7 +162,7 @@ def _apply(
         found += more
     found += pair_findings(facts, engine)
     found += duplicate_findings(facts)
-    found += provenance_findings(facts, kernel_hash())
+    found += provenance_findings(facts)
     return facts, found, len(facts)
 
 

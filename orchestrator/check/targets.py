@@ -19,10 +19,10 @@ from moegate.configs import ConfigKey, parse_directory, parse_version
 from moegate.configs.positions import line_of
 from moegate.dispatch import platform_name
 from moegate.errors import InfraError, UsageError
+from moegate.kernels import code_hash
 from moegate.paths import user_cache, write_atomic
 from moegate.records.findings import Finding, Severity
 from orchestrator.check.files import FileFacts
-from orchestrator.check.kernel import kernel_hash
 from orchestrator.check.rules import finding
 
 _TIMEOUT_S = 3600.0
@@ -77,7 +77,7 @@ def _triton() -> str:
 
 def _key(file: FileFacts, triton: str) -> Path:
     """Where the facts of a file are remembered."""
-    content = [file.digest, file.entry.name, _device_target(file), triton, kernel_hash()]
+    content = [file.digest, file.entry.name, _device_target(file), triton, code_hash()]
     return user_cache() / "compile" / f"{canonical.digest(content)}.json"
 
 

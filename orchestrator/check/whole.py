@@ -11,6 +11,7 @@ from moegate.configs import ConfigKey
 from moegate.configs.engines import EngineLookup
 from moegate.configs.positions import line_of
 from moegate.errors import UsageError
+from moegate.kernels import LAUNCHERS, changed, code_hash, kernel_files
 from moegate.records import Provenance, read
 from moegate.records.findings import Finding
 from moegate.records.provenance import sidecar_name
@@ -97,12 +98,12 @@ def _kind(original: FileFacts, copy: FileFacts) -> str:
     return "copied from another shape"
 
 
-def provenance_findings(facts: Iterable[FileFacts], kernel_hash: str | None) -> Iterator[Finding]:
+def provenance_findings(facts: Iterable[FileFacts]) -> Iterator[Finding]:
     """What the sidecars say: partial sweeps, content changed since, another kernel, other code-generation settings.
 
-    Args:
-        facts: the files. kernel_hash: hash of the kernel that will be served, None where it is not known here.
+    The kernels that will be served are the installed ones; without them nothing is said of kernels.
     """
+    now = {op: kernel_files(op) for op in LAUNCHERS}
     seen: dict[tuple[Path, ConfigKey], tuple[FileFacts, Provenance]] = {}
     for file in sorted(
         facts, key=lambda item: (item.parsed is not None and item.parsed.projection == "down", item.shown)
@@ -116,7 +117,7 @@ def provenance_findings(facts: Iterable[FileFacts], kernel_hash: str | None) -> 
         except UsageError as error:
             yield finding("stale-provenance", shown, error.line or 1, error.message, fix="write the sidecar again")
             continue
-        yield from _one_provenance(file, shown, record, kernel_hash)
+        yield from _one_provenance(file, shown, record, now)
         if file.parsed is None or not isinstance(file.parsed.key, ConfigKey):
             continue
         other = seen.setdefault((file.entry.path.parent, file.parsed.key), (file, record))
@@ -124,7 +125,9 @@ def provenance_findings(facts: Iterable[FileFacts], kernel_hash: str | None) -> 
             yield finding("codegen-env-differs", shown, 1, f"up and down were tuned with different {', '.join(names)}")
 
 
-def _one_provenance(file: FileFacts, shown: str, record: Provenance, kernel_hash: str | None) -> Iterator[Finding]:
+def _one_provenance(
+    file: FileFacts, shown: str, record: Provenance, now: Mapping[str, Mapping[str, str]]
+) -> Iterator[Finding]:
     if record.config_sha256 and record.config_sha256 != canonical.file_digest(file.entry.path):
         yield finding("stale-provenance", shown, 1, "the config changed after this was written")
     if record.origin != "measured":
@@ -139,10 +142,23 @@ def _one_provenance(file: FileFacts, shown: str, record: Provenance, kernel_hash
             1,
             f"{record.covered} of {record.candidates} candidates ({share:.1%}) were evaluated",
         )
-    if kernel_hash and record.engine == "moegate" and record.kernel_hash and record.kernel_hash != kernel_hash:
-        yield finding(
-            "stale-provenance", shown, 1, f"timed on kernel {record.kernel_hash[:12]}, which is {kernel_hash[:12]} now"
-        )
+    if record.engine == "moegate" and (why := _other_kernel(record, now.get(record.op, {}))):
+        yield finding("stale-provenance", shown, 1, why)
+
+
+def _other_kernel(record: Provenance, now: Mapping[str, str]) -> str:
+    """How the kernel that was timed differs from the one that will be served, whose sources are `now`; else empty."""
+    if not now or not record.kernel_hash:
+        return ""
+    if record.kernel_files:
+        what = changed(record.kernel_files, now)
+        return f"timed on another kernel: {what} since" if what else ""
+    if record.kernel_hash == code_hash():
+        return ""
+    return (
+        f"timed on kernel {record.kernel_hash[:12]}, a hash over all kernels as it was kept before there was one for "
+        "each: whether this one has changed since cannot be told"
+    )
 
 
 def _codegen_difference(one: Provenance, other: Provenance) -> list[str]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from moegate import canonical, paths
+from moegate import canonical, kernels, paths
 from moegate.errors import InfraError, UsageError
 from orchestrator.pools.isolation import PYTHON, Isolation, LaunchResult
 from orchestrator.sources import builder
@@ -29,7 +29,6 @@ from orchestrator.sources.commit import PROJECT, Layout, layout_of, unpack
 
 __all__ = ["Environment", "Sources", "Start", "cache_root", "old_environments"]
 
-_KERNELS = "xkernels/ops/_details"
 _DONE = "moegate-source.json"
 _PAUSE_S = 0.05
 
@@ -130,7 +129,7 @@ class Sources:
             if done.returncode != 0 or not (made / "bin").is_dir():
                 why = done.infra or ("no time was left" if done.timed_out else f"exit {done.returncode}")
                 raise InfraError(f"source {sha[:12]} cannot be installed: {why} (see the attempt's stderr.log)")
-            facts = {"commit": sha, "kernel_hash": canonical.tree_digest(packages / _KERNELS)}
+            facts = {"commit": sha, "kernel_hash": kernels.code_hash(packages) or ""}
             (made / _DONE).write_text(json.dumps(facts), encoding="utf-8")
             made.rename(target)
         finally:

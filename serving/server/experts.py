@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from moegate import canonical
+from moegate import canonical, kernels
 from moegate.configs import ConfigTree, Pair
 from moegate.dispatch import Capabilities, Problem, Selection, select
 from moegate.errors import InfraError
@@ -19,7 +19,7 @@ from moegate.records import ConfigUse, Proof
 from serving.server.spec import DecoderSpec
 from serving.server.weights import MoeWeights
 from xkernels import device as devices
-from xkernels.ops import _details
+from xkernels.ops.align import Alignment
 from xkernels.ops.expert_parallel import EpLayout, EpPeerLost, ep_fused_experts
 from xkernels.ops.fused_experts import function_of, fused_experts
 from xkernels.ops.prepared import PreparedExperts, prepare_experts
@@ -45,9 +45,14 @@ def capabilities(live: devices.Device) -> Capabilities:
 
 @functools.cache
 def kernel_hash() -> str:
-    """Hash of the kernels' sources, as provenance has it: with the same hash two processes run the same kernels."""
-    folder = Path(_details.__file__ or "").parent
-    return canonical.digest([[path.name, canonical.file_digest(path)] for path in sorted(folder.glob("*.py"))])
+    """Hash over all kernels' sources: with the same hash two processes run the same kernels."""
+    return kernels.code_hash() or ""
+
+
+@functools.cache
+def tuned_kernel_hash() -> str:
+    """Hash of the experts' own kernel, as provenance has it of the configs that were tuned for it."""
+    return kernels.hash_of(kernels.kernel_files(OP))
 
 
 class Experts:
@@ -107,9 +112,14 @@ class Experts:
         """Choose experts for rows of `x` [M, H]: weights float32 and ids int32, both [M, topk]."""
         return self._choose(self._logits(x, moe.router), self.router, moe.correction)
 
-    def __call__(self, x: torch.Tensor, experts: PreparedExperts, weights: torch.Tensor, ids: torch.Tensor, layer: int
-                 ) -> torch.Tensor:  # fmt: skip
-        """Routed experts of one layer; `x` [M, H] -> [M, H]."""
+    def block(self, m: int) -> int | None:
+        """Rows of a block that `m` rows' choice has to be aligned in; None where the experts align it themselves."""
+        up, _ = (None, None) if self.layout is not None else self._configs(m)
+        return None if up is None else int(up["BLOCK_SIZE_M"])
+
+    def __call__(self, x: torch.Tensor, experts: PreparedExperts, weights: torch.Tensor, ids: torch.Tensor, layer: int,
+                 alignment: Alignment | None = None) -> torch.Tensor:  # fmt: skip
+        """Routed experts of one layer; `x` [M, H] -> [M, H]. `alignment`: in blocks of `block(M)`, if it is there."""
         if self.layout is not None:
             if self._call_others is not None:
                 self._call_others(layer)
@@ -118,7 +128,8 @@ class Experts:
             except EpPeerLost as error:
                 raise InfraError(f"an expert rank is gone: {error}") from None
         up, down = self._counted(x.shape[0])
-        return fused_experts(x, experts, weights, ids, backend=self.selection.resolved, up=up, down=down)
+        return fused_experts(x, experts, weights, ids, backend=self.selection.resolved, up=up, down=down,
+                             alignment=alignment)  # fmt: skip
 
     def proof(self) -> Proof:
         """What was asked, what ran, and which config every batch size got."""
@@ -132,6 +143,7 @@ class Experts:
             configs=tuple(use for m in sorted(self.rows) for use in self._uses(m)),
             calls={self.selection.resolved: self.rows.total()},
             kernel_hash=kernel_hash(),
+            kernels={OP: tuned_kernel_hash()},
             functions={
                 OP: named(function_of(self.selection.resolved)),
                 "topk": named(self._choose),

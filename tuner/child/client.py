@@ -112,10 +112,17 @@ class Worker:
             return
         self.prime(timeout_s)
 
-    def prime(self, timeout_s: float) -> None:
-        """Put those first questions to the child that runs (an adopted one was not asked them), or to a new one."""
+    def spawn(self) -> None:
+        """Start the process where none runs, and ask it nothing yet.
+
+        A child dies with the thread that started it, so a thread that comes to its end must not be the one.
+        """
         if self._process is None:
             self._spawn()
+
+    def prime(self, timeout_s: float) -> None:
+        """Put those first questions to the child that runs (an adopted one was not asked them), or to a new one."""
+        self.spawn()
         self._primed = True
         for verb, args in self._before:
             answer = self._ask(verb, timeout_s, args)

@@ -51,6 +51,7 @@ class Session:
             adapter = _load(engine, problem)
             kernel = {
                 "kernel_hash": adapter.kernel_hash(),
+                "kernel_files": dict(adapter.kernel_files()),
                 "descriptors_first": bool(adapter.descriptors & device.features()),
                 "defaults": {str(size): adapter.default(size) for size in sizes},
             }

@@ -7,19 +7,19 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from moegate import canonical
-from moegate.configs import ConfigTree, Pair
+from moegate import kernels
 from moegate.dispatch import Capabilities, Selection, select
 from moegate.dispatch import Problem as Question
 from moegate.errors import UsageError
 from moegate.exits import Exit
-from moegate.records import ConfigUse, Launch, Measurement, Proof, Samples, to_json
+from moegate.records import ConfigUse, DeviceIdentity, Launch, Measurement, Proof, Samples, to_json
 from tuner.commands.common import parse_sizes, publish
+from tuner.lookup import Lookup, lookup
 from tuner.model import problem_of
 from tuner.pipeline import device_name_of
 from tuner.problem import Problem
@@ -32,19 +32,33 @@ _ROUTES = {"cpu": 1}
 _REPS = {"triton": 3, "torch": 20, "reference": 5}
 _GPU_REPS = 20
 _METRIC = "kernel_time"
+_CONFIGURED = "triton"  # the one backend that reads configs
 
 
 @dataclass(frozen=True)
 class _Bench:
-    """What is timed, and how it was chosen."""
+    """What is timed, where, and how it was chosen. `adapter` and `device` are of modules that need torch."""
 
     problem: Problem
+    engine: str
     selection: Selection
-    pair: Pair
-    triton: str
-    topk: int
+    lookup: Lookup
+    adapter: Any
+    device: Any
+    identity: DeviceIdentity
+    versions: dict[str, str]
+    interpreted: bool
     graphs: bool
     reps: int
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """The samples (the primary one last), the configs used, and the number of calls."""
+
+    samples: tuple[Samples, ...]
+    uses: tuple[ConfigUse, ...]
+    calls: int
 
 
 def run(
@@ -71,78 +85,96 @@ def run(
     if graph not in ("eager", "full"):
         raise UsageError(f"unknown graph mode {graph!r}", field="--graph", fix="eager or full")
     problem = problem_of(model, shape, op, dtype, engine=engine, tp=tp, ep=ep)
-    if problem.op != "fused_experts":
-        raise UsageError(f"{problem.op} is not benched with config files", field="--op", fix="fused_experts")
     sizes = parse_sizes(batch_sizes, _DEFAULT_SIZES)
     ensure_runnable()
-    import torch
+    bench = _prepare(problem, engine, backend, None if configs == "none" else Path(configs), graph == "full", reps)
+    routes, copies = _cold(bench, seed)
+    timed = _time(bench, sizes, routes, seed, routing)
+    launch = Launch(
+        bench.identity, started, round(time.monotonic() - began, 3), timed.samples, _proof(bench, timed, backend),
+        bench.device.peak_memory(),
+        detail={"problem": problem.as_dict(), "graph": graph, "routing": routing, "seed": seed, "copies": copies},
+    )  # fmt: skip
+    measurement = Measurement(
+        "kernel-bench", "ok", bench.identity, bench.versions, {"launches": 1, "batch_sizes": len(sizes)}, (launch,),
+        interpreter=bench.interpreted and bench.selection.resolved == _CONFIGURED,
+    )  # fmt: skip
+    publish(measurement, out, as_json)
+    if not as_json:
+        _print(bench, timed)
+    return Exit.OK
 
-    from tuner.child.timing import Timer, cold_copies
+
+def _prepare(
+    problem: Problem, engine: str, backend: str, configs: Path | None, graphs: bool, reps: int
+) -> _Bench:  # fmt: skip
+    """Choose the backend and find its configs; nothing is on the device yet."""
     from tuner.engines import load_adapter
     from xkernels.device import is_interpreted, live
 
     device, versions = live(), environment_words()
-    selection = _select(problem, device.platform(), versions, is_interpreted(), backend)
-    tree = ConfigTree(None if configs == "none" else Path(configs))
     identity = device.identity()
-    triton = versions.get("triton", "0.0.0")
-    pair = tree.resolve_pair(
-        problem.key(device_name_of({"device": {"kind": device.kind, "name": identity.name}})), triton=triton
-    )
-    chosen = reps or (_GPU_REPS if device.kind != "cpu" else _REPS.get(selection.resolved, 3))
-    plan = _Bench(problem, selection, pair, triton, problem.topk, graph == "full" and device.kind != "cpu", chosen)
+    selection = _select(problem, device.platform(), versions, is_interpreted(), backend)
     adapter = load_adapter(engine, problem)
+    name = device_name_of({"device": {"kind": device.kind, "name": identity.name}})
+    found = lookup(problem, configs, name, versions.get("triton", "0.0.0"), adapter.default)
+    chosen = reps or (_GPU_REPS if device.kind != "cpu" else _REPS.get(selection.resolved, 3))
+    graphs = graphs and device.kind != "cpu"
+    return _Bench(
+        problem, engine, selection, found, adapter, device, identity, versions, is_interpreted(), graphs, chosen
+    )
+
+
+def _cold(bench: _Bench, seed: int) -> tuple[int, int]:
+    """Make the weights, in so many copies that no call finds its own in the cache; returns routings and copies."""
+    from tuner.child.timing import cold_copies
+
+    device = bench.device
     device.reset_peak_memory()
-    weight_bytes = adapter.setup(device.torch_device(), seed, 1)
+    size = bench.adapter.setup(device.torch_device(), seed, 1)
     routes = _ROUTES.get(device.kind, 10)
-    copies = min(routes, cold_copies(weight_bytes, device.limits().l2_bytes)) if device.kind != "cpu" else 1
+    copies = min(routes, cold_copies(size, device.limits().l2_bytes)) if device.kind != "cpu" else 1
     if copies > 1:
-        adapter.setup(device.torch_device(), seed, copies)
-    timer = Timer(device, plan.graphs)
-    with torch.inference_mode():
-        samples, uses, calls = _time(plan, adapter, timer, sizes, routes, seed, routing)
-    proof = Proof(
-        engine, backend, selection.resolved, tuple(to_json(step) for step in selection.chain),
-        None if tree.root is None else str(tree.root.resolve()), canonical.tree_digest(tree.root) if tree.root else "",
-        tuple(uses), {selection.resolved: calls}, adapter.kernel_hash(),
-    )  # fmt: skip
-    launch = Launch(
-        identity, started, round(time.monotonic() - began, 3), tuple(samples), proof, device.peak_memory(),
-        detail={"problem": problem.as_dict(), "graph": graph, "routing": routing, "seed": seed, "copies": copies},
-    )  # fmt: skip
-    measurement = Measurement(
-        "kernel-bench", "ok", identity, versions, {"launches": 1, "batch_sizes": len(sizes)}, (launch,),
-        interpreter=is_interpreted() and selection.resolved == "triton",
-    )  # fmt: skip
-    publish(measurement, out, as_json)
-    if not as_json:
-        _print(plan, samples, uses)
-    return Exit.OK
+        bench.adapter.setup(device.torch_device(), seed, copies)
+    return routes, copies
 
 
-def _time(
-    plan: _Bench, adapter: Any, timer: Any, sizes: Sequence[int], routes: int, seed: int, routing: str
-) -> tuple[list[Samples], list[ConfigUse], int]:
-    """Time every batch size: the samples (the primary one last), the configs used, and the number of calls."""
+def _time(bench: _Bench, sizes: Sequence[int], routes: int, seed: int, routing: str) -> _Timed:
+    """Time every batch size."""
+    import torch
+
+    from tuner.child.timing import Timer
     from tuner.routing.load import routes_for
 
     samples: list[Samples] = []
     uses: list[ConfigUse] = []
     calls = 0
-    where = timer.device.torch_device()
-    for size in sizes:
-        batch = adapter.batch(size, routes_for(plan.problem, size, routes, device=where, seed=seed, source=routing))
-        call, used = _call(plan, batch, size)
-        counted = _counting(call)
-        counted(0)
-        values = timer.sample(f"{size}", counted, routes, plan.reps, None)
-        timer.forget()
-        samples.append(Samples(f"{_METRIC}_m{size}", "us", "lower", tuple(round(v, 3) for v in values)))
-        calls += counted.calls
-        uses += [_with_calls(use, counted.calls) for use in used]
+    timer, where = Timer(bench.device, bench.graphs), bench.device.torch_device()
+    with torch.inference_mode():
+        for size in sizes:
+            drawn = routes_for(bench.problem, size, routes, device=where, seed=seed, source=routing)
+            call, used = _call(bench, bench.adapter.batch(size, drawn), size)
+            counted = _counting(call)
+            counted(0)
+            values = timer.sample(f"{size}", counted, routes, bench.reps, None)
+            timer.forget()
+            samples.append(Samples(f"{_METRIC}_m{size}", "us", "lower", tuple(round(v, 3) for v in values)))
+            calls += counted.calls
+            uses += [replace(use, calls=counted.calls) for use in used]
     primary = math.exp(statistics.fmean(math.log(max(statistics.median(s.values), 1e-9)) for s in samples))
     samples.append(Samples(f"{_METRIC}_geomean", "us", "lower", (round(primary, 3),), primary=True))
-    return samples, uses, calls
+    return _Timed(tuple(samples), tuple(uses), calls)
+
+
+def _proof(bench: _Bench, timed: _Timed, requested: str) -> Proof:
+    """What was asked for, what ran, and with which code."""
+    root, own = bench.lookup.root, bench.adapter.kernel_hash()
+    return Proof(
+        bench.engine, requested, bench.selection.resolved, tuple(to_json(step) for step in bench.selection.chain),
+        None if root is None else str(root.resolve()), bench.lookup.digest, timed.uses,
+        {bench.selection.resolved: timed.calls},
+        (kernels.code_hash() or "") if bench.engine == "moegate" else own, kernels={bench.problem.op: own},
+    )  # fmt: skip
 
 
 class _counting:
@@ -165,27 +197,19 @@ def _select(problem: Problem, platform: str, versions: dict[str, str], interpret
     return select(problem.op, question, caps, backend)
 
 
-def _call(plan: _Bench, batch: Any, size: int) -> tuple[Callable[[int], Any], list[ConfigUse]]:
+def _call(bench: _Bench, batch: Any, size: int) -> tuple[Callable[[int], Any], tuple[ConfigUse, ...]]:
     """The call to time, and which config each projection runs with (none where the backend reads none)."""
-    if plan.selection.resolved != "triton":
-        return lambda route: batch.whole_by(plan.selection.resolved, route), []
-    up, down = plan.pair.for_batch(size, plan.topk)
-    op, pair = plan.problem.op, plan.pair
-    uses = [
-        ConfigUse(op, "up", size, pair.up.file, pair.up.reason, up, pair.up.alias),
-        ConfigUse(op, "down", size, pair.down.file, pair.down.reason, down, pair.down.alias),
-    ]
-    return lambda route: batch.whole({"up": up, "down": down}, route), uses
+    resolved = bench.selection.resolved
+    if resolved != _CONFIGURED:
+        return lambda route: batch.whole_by(resolved, route), ()
+    found = bench.lookup.at(size)
+    return lambda route: batch.whole(found.configs, route), found.uses
 
 
-def _with_calls(use: ConfigUse, calls: int) -> ConfigUse:
-    return ConfigUse(use.op, use.projection, use.batch_size, use.file, use.reason, use.config, use.alias, calls)
-
-
-def _print(plan: _Bench, samples: list[Samples], uses: list[ConfigUse]) -> None:
-    print(f"{plan.problem.op} {plan.problem.dtype} with {plan.selection.resolved}", file=sys.stderr)
-    reasons = {use.batch_size: use.reason for use in uses if use.projection == "up"}
-    for row in samples:
+def _print(bench: _Bench, timed: _Timed) -> None:
+    print(f"{bench.problem.op} {bench.problem.dtype} with {bench.selection.resolved}", file=sys.stderr)
+    reasons = {use.batch_size: use.reason for use in timed.uses if use.projection != "down"}
+    for row in timed.samples:
         size = row.metric.removeprefix(f"{_METRIC}_m")
         why = reasons.get(int(size), "no config read") if size.isdigit() else ""
         print(f"  {row.metric}: {statistics.median(row.values):.1f} {row.unit} {why}", file=sys.stderr)

@@ -106,6 +106,7 @@ def _summary(options: TuneOptions, done: TuneResult) -> dict[str, Any]:
         "counts": done.counts,
         "origin": {
             "kernel_hash": done.origin.kernel_hash,
+            "kernel_files": done.origin.kernel_files,
             "candidates": done.origin.candidates,
             "covered": done.origin.covered,
         },

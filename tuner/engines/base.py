@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from moegate import canonical
 from tuner.problem import Problem, Projection
 
 __all__ = [
@@ -22,7 +20,6 @@ __all__ = [
     "Routes",
     "Verdict",
     "compare",
-    "source_digest",
 ]
 
 Routes = Sequence[tuple[torch.Tensor, torch.Tensor]]
@@ -63,11 +60,6 @@ class Verdict:
         if self.unwritten:
             return f"{self.unwritten} elements were not written or are not finite"
         return f"max-rel {self.max_rel:.3g}, rms {self.rms:.3g}{self.shown}"
-
-
-def source_digest(folder: Path) -> str:
-    """sha256 (hex) over the Python sources of a folder; compiled files beside them do not count."""
-    return canonical.digest([[path.name, canonical.file_digest(path)] for path in sorted(folder.glob("*.py"))])
 
 
 def compare(
@@ -119,6 +111,9 @@ class Adapter(Protocol):
     def kernel_hash(self) -> str:
         """sha256 over the sources of the kernel that is timed."""
 
+    def kernel_files(self) -> Mapping[str, str]:
+        """Those sources by name, each with its sha256; empty where the hash alone is kept."""
+
     def setup(self, device: torch.device, seed: int, copies: int) -> int:
         """Make the weights, `copies` sets of them to rotate through a cold cache; returns bytes per set."""
 
@@ -145,6 +140,10 @@ class AdapterBase:
     """What most adapters have in common: no default of their own, and nothing around the tuned kernel."""
 
     descriptors: frozenset[str] = frozenset()
+
+    def kernel_files(self) -> Mapping[str, str]:
+        """Nothing: the hash says it all."""
+        return {}
 
     def default(self, size: int) -> Mapping[str, Any] | None:
         """None: `moegate.configs` knows."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from moegate.errors import UsageError
-from tuner.engines.base import AdapterBase, Routes, Verdict, compare, source_digest
+from moegate.kernels import hash_of, kernel_files
+from tuner.engines.base import AdapterBase, Routes, Verdict, compare
 from tuner.problem import Problem, Projection
-from xkernels.ops import _details
-from xkernels.ops.kv_cache import store_kv_cache
+from xkernels.ops.kv_cache import store_kv_cache, store_kv_cache_reference
 from xkernels.ops.linear import (
     PreparedLinear,
     block_fp8_linear,
@@ -60,8 +59,12 @@ class OneKernel(AdapterBase):
         self.seed, self.copies = 0, 1
 
     def kernel_hash(self) -> str:
-        """Sources of the kernels and their launchers."""
-        return source_digest(Path(_details.__file__).parent)
+        """Sources of the kernel, its helpers and its launcher."""
+        return hash_of(self.kernel_files())
+
+    def kernel_files(self) -> Mapping[str, str]:
+        """Sources of the kernel, its helpers and its launcher."""
+        return kernel_files(self.problem.op)
 
     def kernel_of(self, projection: Projection) -> str:
         """The one kernel."""
@@ -139,6 +142,7 @@ class LinearBatch(_Batch):
         self.adapter = adapter
         self.x = adapter.random((size, adapter.problem.H), 7 * size, _INPUT_SCALE)
         self._reference: torch.Tensor | None = None
+        self._layouts: dict[int, PreparedLinear] = {}
         fp8 = adapter.weights[0].weight.dtype
         if adapter.device.type == "meta":
             scale = torch.empty(size, adapter.problem.H // BLOCK_K, device="meta")
@@ -160,7 +164,8 @@ class LinearBatch(_Batch):
 
     def whole_by(self, backend: str, route: int) -> torch.Tensor:
         """The op by a backend that reads no config."""
-        return block_fp8_linear(self.x, self._weight(route), backend=backend)
+        weight = self._weight(route)
+        return block_fp8_linear(self.x, self._moved(weight) if backend == "scaled_mm" else weight, backend=backend)
 
     def check(self, projection: Projection, config: Mapping[str, Any], out: torch.Tensor) -> Verdict:
         """Against the float32 twin."""
@@ -172,6 +177,13 @@ class LinearBatch(_Batch):
         if self._reference is None:
             self._reference = block_fp8_linear_reference(self.x, self.adapter.weights[0], out_dtype=torch.float32)
         return compare(out, self._reference, self.adapter.problem.dtype)
+
+    def _moved(self, weight: PreparedLinear) -> PreparedLinear:
+        """The same weights with their scales where torch's scaled_mm wants them; made once."""
+        if id(weight) not in self._layouts:
+            assert weight.block is not None
+            self._layouts[id(weight)] = prepare_block_fp8(weight.weight, weight.scale, weight.block, "scaled_mm")
+        return self._layouts[id(weight)]
 
     def _weight(self, route: int) -> PreparedLinear:
         return self.adapter.weights[route % len(self.adapter.weights)]
@@ -226,9 +238,12 @@ class StoreBatch(_Batch):
         return self.caches[0]
 
     def whole_by(self, backend: str, route: int) -> torch.Tensor:
-        """The op has one backend that reads a config; any other name is its default."""
-        del backend
-        return self.call(None, route)
+        """The op by a backend that reads no config: in plain torch, the backends `torch` and `reference` are one."""
+        if backend not in ("torch", "reference"):
+            raise UsageError(f"{backend} does not store a cache", field="--moe-runner-backend", fix="triton or torch")
+        rows = self.rows[route]
+        store_kv_cache_reference(rows, rows, self.caches[0], self.caches[1], self.indices[route])
+        return self.caches[0]
 
     def check(self, projection: Projection, config: Mapping[str, Any], out: torch.Tensor) -> Verdict:
         """Store once more into caches of NaN: the rows must be there, exactly, and nothing else."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from moegate.errors import UsageError
+from moegate.kernels import hash_of, kernel_files
 from tuner.engines.base import (
     QUANTISED_LIMITS,
     THROUGH_FP8_LIMITS,
@@ -20,12 +20,10 @@ from tuner.engines.base import (
     Routes,
     Verdict,
     compare,
-    source_digest,
 )
 from tuner.engines.dense import make_linear, make_store
 from tuner.problem import Problem, Projection
 from xkernels.device import Limits, simulated
-from xkernels.ops import _details
 from xkernels.ops._details import experts as _experts
 from xkernels.ops._details.experts import Rows, down_projection, expert_weights, up_projection
 from xkernels.ops.align import Alignment, moe_align_block_size
@@ -94,8 +92,12 @@ class MoegateExperts(AdapterBase):
         self.seed = 0
 
     def kernel_hash(self) -> str:
-        """Sources of the kernels, their helpers and their launcher."""
-        return source_digest(Path(_details.__file__).parent)
+        """Sources of both projections' kernel, its helpers and its launcher."""
+        return hash_of(self.kernel_files())
+
+    def kernel_files(self) -> Mapping[str, str]:
+        """Sources of both projections' kernel, its helpers and its launcher."""
+        return kernel_files(self.problem.op)
 
     def setup(self, device: torch.device, seed: int, copies: int) -> int:
         """Random weights, the same for the same seed; returns bytes of one set."""

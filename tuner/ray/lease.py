@@ -191,6 +191,7 @@ def _merged(options: TuneOptions, records: list[Measurement]) -> TuneResult:
         max(r.detail["origin"]["covered"] for r in records), first.interpreter, shlex.join(options.command),
         {"problem": options.problem.as_dict(), "effort": options.effort, "strategy": options.strategy,
          "routing": options.routing, "leases": len(records)},
+        detail["kernel_files"],
     )  # fmt: skip
     files = emit_all(options.out, options.problem, finals, origin, vllm=options.vllm)
     seconds = {"leases": max(float(record.detail["wall_s"]) for record in records)}

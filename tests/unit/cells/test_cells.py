@@ -20,6 +20,8 @@ from moegate.records import (
     PlannedCell,
     PoolSpec,
     Proof,
+    Provenance,
+    write,
 )
 from orchestrator.cells import KINDS, Work, wrong_proof
 from orchestrator.cells.base import PYTHON
@@ -147,6 +149,32 @@ def test_a_tuned_arm_must_have_read_its_tree_and_used_it(tmp_path):
     assert "fell back" in (wrong_proof(work("serve", tmp_path, tree), measurement(unused)) or "")
     control = replace(unused, requested_backend="auto", resolved_backend="torch", calls={"torch": 1}, configs=())
     assert wrong_proof(work("serve", tmp_path, tree, moe_runner_backend="auto"), measurement(control)) is None
+
+
+@pytest.mark.parametrize(
+    ("record", "kernels", "why"),
+    [
+        ({}, {"fused_experts": "b" * 64}, "was tuned on kernel aaaaaaaaaaaa, the launch ran bbbbbbbbbbbb"),
+        ({}, {"fused_experts": "a" * 64}, None),
+        ({}, {}, None),  # a commit from before launches said so
+        ({"engine": "sglang"}, {"fused_experts": "b" * 64}, None),
+        ({"detail": {"problem": {"op": "block_fp8_linear"}}}, {"fused_experts": "b" * 64}, None),
+        (None, {"fused_experts": "b" * 64}, "E=8.provenance.json: not JSON"),
+    ],
+)
+def test_tuned_configs_and_the_kernel_that_ran(tmp_path, record, kernels, why):
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "E=8.json").write_text("{}")
+    sidecar = tree / "E=8.provenance.json"
+    if record is None:
+        sidecar.write_text("{")
+    else:
+        fields = {"origin": "measured", "engine": "moegate", "date": "2026-10-01", "kernel_hash": "a" * 64, **record}
+        write(sidecar, Provenance(**fields))
+    good = proof(configs=(use("exact"),), configs_digest=canonical.tree_digest(tree), kernels=kernels)
+    found = wrong_proof(work("serve", tmp_path, tree), measurement(good))
+    assert found is None if why is None else why in (found or "")
 
 
 def test_skipped_cases_are_no_work(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from moegate import canonical
 from moegate.configs import ConfigKey
+from moegate.kernels import code_hash, hash_of, kernel_files
 from moegate.records import ConfigTiming, Provenance, write
 from moegate.records.provenance import sidecar_name
 from orchestrator.check.gains import expected, read_gains
@@ -17,6 +18,8 @@ from orchestrator.check.output import as_text
 from orchestrator.check.run import Options, run_check
 
 KEY = ConfigKey(64, 896, "NVIDIA_H200")
+NOW = kernel_files("fused_experts")
+LINEAR = {"problem": {"op": "block_fp8_linear"}}
 FP8 = ConfigKey(64, 896, "NVIDIA_H200", "fp8_w8a8", (128, 128))
 
 
@@ -108,7 +111,17 @@ def test_a_triton_upgrade_names_what_falls_and_what_is_at_stake(repo: Any) -> No
     [
         ({"covered": 4}, "partial-sweep", "4 of 640 candidates"),
         ({"config_sha256": "0" * 64}, "stale-provenance", "changed after this was written"),
-        ({"engine": "moegate", "kernel_hash": "f" * 64}, "stale-provenance", "timed on kernel ffffffffffff"),
+        ({"engine": "moegate", "kernel_hash": "f" * 64}, "stale-provenance", "a hash over all kernels as it was kept"),
+        (
+            {"engine": "moegate", "kernel_hash": "f" * 64, "kernel_files": {**NOW, "_details/moe_gemm.py": "0"}},
+            "stale-provenance",
+            "timed on another kernel: _details/moe_gemm.py changed since",
+        ),
+        (
+            {"engine": "moegate", "kernel_hash": "f" * 64, "kernel_files": NOW, "detail": LINEAR},
+            "stale-provenance",
+            "linear.py new since",
+        ),
     ],
 )
 def test_what_a_sidecar_gives_away(change: dict[str, Any], rule: str, says: str, repo: Any) -> None:
@@ -118,6 +131,23 @@ def test_what_a_sidecar_gives_away(change: dict[str, Any], rule: str, says: str,
     assert len(found) == 1
     assert says in found[0].message
     assert found[0].file.endswith(".provenance.json")
+
+
+@pytest.mark.parametrize(
+    "timed_on",
+    [
+        {"engine": "moegate", "kernel_hash": hash_of(NOW), "kernel_files": NOW},
+        {"engine": "moegate", "kernel_hash": code_hash()},  # before there was one for each; nothing changed since
+        {"engine": "moegate"},
+        {"engine": "moegate", "kernel_hash": "f" * 64, "detail": {"problem": {"op": "no op of ours"}}},
+        {"engine": "moegate", "kernel_hash": hash_of(NOW), "kernel_files": NOW, "detail": {"problem": "damaged"}},
+        {"engine": "sglang", "kernel_hash": "f" * 64},
+    ],
+)
+def test_a_kernel_that_is_served_as_it_was_timed(timed_on: dict[str, Any], repo: Any) -> None:
+    provenance(repo.file(KEY), 50.0, **timed_on)
+    result = run_check(Options(configs=(repo.configs,), start=repo.root))
+    assert not [item for item in result.findings if item.rule == "stale-provenance"]
 
 
 @pytest.mark.parametrize(("complete", "count"), [(True, 0), (False, 1)])

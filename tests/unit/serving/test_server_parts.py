@@ -263,11 +263,15 @@ def test_stream_and_whole_answer_say_the_same() -> None:
     assert done == "data: [DONE]"
 
 
-def test_the_kernel_hash_is_the_one_that_tuning_writes() -> None:
-    from serving.server.experts import kernel_hash
-    from tuner.engines.base import source_digest
+def test_the_kernel_hash_of_the_experts_is_the_one_that_tuning_writes() -> None:
+    from moegate.kernels import code_hash
+    from serving.server.experts import kernel_hash, tuned_kernel_hash
+    from tuner.engines import load_adapter
+    from tuner.problem import Problem
 
-    assert kernel_hash() == source_digest(Path("kernels/xkernels/ops/_details"))
+    adapter = load_adapter("moegate", Problem("fused_experts", 8, 32, 64, 2, "float32"))
+    assert tuned_kernel_hash() == adapter.kernel_hash()
+    assert kernel_hash() == code_hash() != tuned_kernel_hash()
 
 
 @pytest.mark.parametrize(

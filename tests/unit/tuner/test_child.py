@@ -153,6 +153,11 @@ def test_finals_reject_what_is_wrong_or_moody(tmp_path: Path) -> None:
     with Journal.open(tmp_path / "journal", purpose=PURPOSE) as journal:
         finals = Finals(_spec(tmp_path / "children"), PROBLEM, OPTIONS, journal, "env")
         finals.warm()
+        finals.settle()
+        time.sleep(0.2)
+        assert finals.worker.ask("hello", 60)["pid"] == finals.worker.pid
+        # A child dies with the thread that started it, which must not be the one that warmed it.
+        assert finals.worker.starts == 1
         default = {"up": GOOD, "down": GOOD}
         contenders = tuple({"up": _bad(fault), "down": _bad(fault)} for fault in ("segfault", "wrong", "moody"))
         try:

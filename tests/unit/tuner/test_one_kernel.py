@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from moegate.configs import parse_name
 from moegate.errors import UsageError
-from moegate.records import Provenance, read
+from moegate.kernels import code_hash, hash_of, kernel_files
+from moegate.records import Launch, Measurement, Provenance, read
 from tuner.child.client import ChildSpec, Worker
 from tuner.config import Config
-from tuner.emit import Origin, emit_all
+from tuner.emit import Origin, emit_all, single_name
 from tuner.engines import load_adapter
 from tuner.finals import Final
+from tuner.lookup import lookup
 from tuner.problem import Problem, parse_shape
 from tuner.spaces import space_for
+from xkernels.ops.quant import per_token_group_quant_fp8_reference
 
 LINEAR = parse_shape("N=256,K=256", "block_fp8_linear", "auto")
 STORE = parse_shape("heads=4,dim=64", "store_kv_cache", "float32")
@@ -78,3 +86,73 @@ def test_their_files(tmp_path: Path) -> None:
 def test_what_has_no_kernel_is_refused(problem: Problem, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         load_adapter("moegate", problem)
+
+
+BENCHED = [
+    ("block_fp8_linear", "N=128,K=128", {"5": {**TILE, "SWAP_AB": True}}),
+    ("store_kv_cache", "heads=2,dim=32", {"5": {"num_split": 2}}),
+]
+
+
+def _bench(tmp_path: Path, op: str, shape: str, backend: str, configs: str) -> Launch:
+    command = [sys.executable, "-P", "-m", "tuner", "bench", "--op", op, "--shape", shape, "--dtype", "float32",
+               "--batch-sizes", "1,5", "--moe-runner-backend", backend, "--configs", configs, "--out",
+               str(tmp_path / "bench.json")]  # fmt: skip
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    subprocess.run(command, check=True, capture_output=True, timeout=120, env=plain)
+    measurement = read(Measurement, tmp_path / "bench.json")
+    assert measurement.interpreter == (backend == "triton")
+    return measurement.launches[0]
+
+
+@pytest.mark.parametrize(("op", "shape", "entries"), BENCHED, ids=[op for op, _, _ in BENCHED])
+def test_the_bench_runs_them_with_their_file(tmp_path: Path, op: str, shape: str, entries: dict[str, Any]) -> None:
+    problem = parse_shape(shape, op, "float32")
+    path = tmp_path / "tuned/dense" / single_name(problem, "cpu")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(entries))
+    launch = _bench(tmp_path, op, shape, "triton", str(tmp_path / "tuned"))
+    assert launch.proof is not None
+    assert launch.proof.kernels == {op: hash_of(kernel_files(op))}
+    assert launch.proof.kernel_hash == code_hash()
+    assert [(use.projection, use.batch_size, use.reason, use.file) for use in launch.proof.configs] == [
+        ("main", size, "exact", path.name) for size in (1, 5)
+    ]
+    assert all(use.config == entries["5"] for use in launch.proof.configs)
+    plain = _bench(tmp_path, op, shape, "torch", str(tmp_path / "tuned"))
+    assert plain.proof is not None
+    assert plain.proof.configs == ()
+    assert plain.proof.calls.keys() == {"torch"}
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"x": {"num_split": 1}}', '{"1": {"num_split": 0}}', '{"1": {"num_split": "1"}}', '{"1": 1}']
+)
+def test_a_damaged_file_of_the_store_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / single_name(STORE, "cpu")).write_text(text)
+    with pytest.raises(UsageError, match="is no file of this op"):
+        lookup(STORE, tmp_path, "cpu", "3.8.0", lambda size: {"num_split": size})
+
+
+def test_without_a_file_the_launchers_own_rule_counts(tmp_path: Path) -> None:
+    for root in (None, tmp_path):
+        found = lookup(STORE, root, "cpu", "3.8.0", lambda size: {"num_split": size}).at(3)
+        assert found.configs == {"main": {"num_split": 3}}
+        assert [(use.reason, use.file) for use in found.uses] == [("default", None)]
+    with pytest.raises(UsageError, match="is no folder"):
+        lookup(STORE, tmp_path / "nowhere", "cpu", "3.8.0", lambda size: None)
+
+
+def test_weights_are_laid_out_again_for_another_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.engines.dense.per_token_group_quant_fp8", per_token_group_quant_fp8_reference)
+    adapter = load_adapter("moegate", parse_shape("N=256,K=512", "block_fp8_linear", "auto"))
+    adapter.setup(torch.device("cpu"), 0, 1)
+    batch: Any = adapter.batch(5, [(torch.empty(0), torch.empty(0))])
+    moved = batch._moved(batch._weight(0))
+    assert moved.layout == "scaled_mm"
+    assert moved is batch._moved(batch._weight(0))
+    assert torch.equal(moved.scale, batch._weight(0).scale)
+    assert batch.check_whole(batch.whole_by("torch", 0)).ok
+    store: Any = load_adapter("moegate", STORE).batch(1, [(torch.empty(0), torch.empty(0))])
+    with pytest.raises(UsageError, match="does not store"):
+        store.whole_by("scaled_mm", 0)
