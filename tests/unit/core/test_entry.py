@@ -115,7 +115,10 @@ def test_a_closed_standard_stream_is_taken_by_no_file_of_ours(tmp_path: Path, cl
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130)])
 def test_a_signal_unwinds_and_is_the_exit_code(tmp_path: Path, number: int, code: int) -> None:
     body = (
-        "import os, sys, time; from moegate.entry import guard, unwind_on_termination; unwind_on_termination()\n"
+        "import os, signal, sys, time; from moegate.entry import guard, unwind_on_termination\n"
+        # These tests may run under nohup, or behind a shell's `&`, where a child inherits ignored signals.
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL); signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "unwind_on_termination()\n"
         "def work():\n"
         "    try:\n"
         "        os.kill(os.getpid(), int(sys.argv[1])); time.sleep(60)\n"
