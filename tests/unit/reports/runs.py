@@ -199,86 +199,71 @@ def make_red(text: str = "") -> RunBundle:
     made.plain(
         cell("00000001", "check", f"check tiny-moe{text}"),
         (Case(f"bad-value{text}", "failed", f"E=8.json:3 num_warps 3{text}"),),
-        state="FAILED",
-        reason=f"1 error{text}",
-        log=f"boom{text}\n",
-    )
-    made.compared(
-        cell(
-            "00000002",
-            "serve",
-            f"serve tiny-moe triton eager{text}",
-            axes={"moe_runner_backend": "triton", f"x{text}": text},
-            why=f"matrix line 20{text}",
-        ),
-        "regressed",
-        -0.12,
-        0.02,
-        void=2,
-        reason=f"worse{text}",
-        predicted=-0.1,
-    )
-    made.compared(
-        cell("00000003", "serve", "serve tiny-moe auto eager", control=True, axes={"moe_runner_backend": "auto"}),
-        "equivalent",
-        0.0,
-        0.006,
-    )
-    made.compared(
-        cell("00000004", "kernel-bench", "kernel-bench fused_experts triton", axes={"moe_runner_backend": "triton"}),
-        "inconclusive",
-        0.02,
-        0.05,
-        (3, 8),
-        more_pairs=14,
-    )
-    made.compared(
-        cell("00000005", "serve", "serve tiny-moe triton full", axes={"moe_runner_backend": "triton"}),
-        "improved",
-        0.05,
-        0.01,
-    )
-    for number, state in (
-        ("06", "OOM"),
-        ("07", "TIMEOUT"),
-        ("08", "CRASHED"),
-        ("09", "INFRA_ERROR"),
-        ("10", "BLOCKED"),
-    ):
-        one = cell(f"000000{number}", "serve", f"serve big-moe triton {state.lower()}")
+        state="FAILED", reason=f"1 error{text}", log=f"boom{text}\n",
+    )  # fmt: skip
+    _red_verdicts(made, text)
+    _red_ends(made, text)
+    gate, more = _red_gate(text)
+    bundle = made.bundle(gate, **more)
+    return _everywhere(bundle, text) if text else bundle
+
+
+def _red_verdicts(made: Maker, text: str) -> None:
+    """Cells 2 to 5 and 12, which were measured: identifier, kind, label and fields; verdict, shift, spread and more."""
+    triton, auto = ({"moe_runner_backend": name} for name in ("triton", "auto"))
+    worse = {"void": 2, "reason": f"worse{text}", "predicted": -0.1}
+    told = {"axes": {**triton, f"x{text}": text}, "why": f"matrix line 20{text}"}
+    rows: tuple[tuple[tuple[str, str, str], dict[str, Any], tuple[str, float, float], dict[str, Any]], ...] = (
+        (("02", "serve", f"serve tiny-moe triton eager{text}"), told, ("regressed", -0.12, 0.02), worse),
+        (("03", "serve", "serve tiny-moe auto eager"), {"axes": auto, "control": True}, ("equivalent", 0.0, 0.006), {}),
+        (("04", "kernel-bench", "kernel-bench fused_experts triton"), {"axes": triton}, ("inconclusive", 0.02, 0.05),
+         {"more_pairs": 14}),
+        (("05", "serve", "serve tiny-moe triton full"), {"axes": triton}, ("improved", 0.05, 0.01), {}),
+        (("12", "serve", "serve flaky-moe triton"), {"axes": triton}, ("regressed", -0.05, 0.02), {}),
+    )  # fmt: skip
+    for (number, kind, label), fields, came_to, more in rows:
+        made.compared(cell(f"000000{number}", kind, label, **fields), *came_to, **more)
+
+
+def _red_ends(made: Maker, text: str) -> None:
+    """Cells 6 to 11 and 13, which came to no result."""
+    for number, state in enumerate(("OOM", "TIMEOUT", "CRASHED", "INFRA_ERROR", "BLOCKED"), 6):
+        one = cell(f"{number:08}", "serve", f"serve big-moe triton {state.lower()}")
         made.cells.append(one)
         made.outcomes.append(
             outcome(one, state=state, reason=f"{state.lower()} after 12 s{text}", log=f"Traceback{text}\n" * 3)
         )
     made.cells.append(cell("00000011", "serve", "serve big-moe never started"))
-    made.compared(
-        cell("00000012", "serve", "serve flaky-moe triton", axes={"moe_runner_backend": "triton"}),
-        "regressed",
-        -0.05,
-        0.02,
-    )
     made.cells.append(cell("00000013", "serve", "serve flaky-moe full"))
     made.outcomes.append(CellOutcome("00000013", "FAILED", f"quarantined{text}"))
-    rules = (QuarantineRule("serve flaky-moe*", f"hangs on driver 1.2{text}", "2027-01-31"),)
+
+
+def _red_gate(text: str) -> tuple[GateResult, dict[str, Any]]:
+    """The gate's answer, and what else of the bundle speaks of these cells."""
     reasons = (
         GateReason(3, f"planned, but never measured{text}", "00000011"),
         GateReason(1, f"output_throughput fell by 11.3 %{text}", "00000002"),
         GateReason(0, "2 cells are quarantined"),
     )
-    gate = GateResult(1, f"1 cell regressed, 4 failed and 3 have no verdict{text}.", reasons, {"regressed": 1})
-    square = Interaction(
-        f"serve tiny-moe eager{text}", "serve", {"triton": "00000002", "auto": "00000003"}, -0.12, -0.14, -0.1
-    )
-    policy = GatePolicy(metric={"serve": f"output_throughput{text}"}, required=("serve tiny-moe*",), quarantine=rules)
-    made_bundle = made.bundle(gate, interactions=(square,), policy=policy, notes=(f"note{text}",))
-    if not text:
-        return made_bundle
-    plan = dataclasses.replace(made_bundle.plan, name=f"default{text}", matrix=f"m.yaml{text}", warnings=(text,))
-    environment = {f"os{text}": f"Linux{text}"}
-    commands = {key: value + text for key, value in made_bundle.commands.items()}
-    comparison = dataclasses.replace(made_bundle.comparison, notes=(text,), voided_pools={f"cpu{text}": text})
+    rules = (QuarantineRule("serve flaky-moe*", f"hangs on driver 1.2{text}", "2027-01-31"),)
+    pair = {"triton": "00000002", "auto": "00000003"}
+    return GateResult(1, f"1 cell regressed, 4 failed and 3 have no verdict{text}.", reasons, {"regressed": 1}), {
+        "interactions": (Interaction(f"serve tiny-moe eager{text}", "serve", pair, -0.12, -0.14, -0.1),),
+        "policy": GatePolicy(
+            metric={"serve": f"output_throughput{text}"}, required=("serve tiny-moe*",), quarantine=rules
+        ),
+        "notes": (f"note{text}",),
+    }
+
+
+def _everywhere(bundle: RunBundle, text: str) -> RunBundle:
+    """The same with `text` in the names and words around the cells too."""
     return dataclasses.replace(
-        made_bundle, plan=plan, environment=environment, commands=commands, comparison=comparison
+        bundle,
+        plan=dataclasses.replace(bundle.plan, name=f"default{text}", matrix=f"m.yaml{text}", warnings=(text,)),
+        environment={f"os{text}": f"Linux{text}"},
+        commands={key: value + text for key, value in bundle.commands.items()},
+        comparison=dataclasses.replace(bundle.comparison, notes=(text,), voided_pools={f"cpu{text}": text}),
     )
 
 
