@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from tests.standin.environment import number
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 LONG = number("MOEGATE_FAULT_ROUNDS", 20, least=1) > 20
+MODEL = Path(__file__).parents[1] / "standin" / "model"
 DRIVER = Path(__file__).parents[1] / "integration" / "run" / "driver.py"
 MATRIX = """\
 schema: 1
@@ -33,10 +35,6 @@ cells:
   - {{kind: kernel-test, dtypes: [float32, float16, bfloat16]}}
   - {{kind: kernel-bench, batch_sizes: [2], moe_runner_backend: [auto, triton], graph: [eager, full]}}
 compare: {{baseline: one, candidate: two, screen: 2, confirm: 2, futility: none}}
-"""
-CONFIG = """{"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "first_k_dense_replace": 1,
- "hidden_size": 128, "moe_intermediate_size": 64, "intermediate_size": 256, "n_routed_experts": 8,
- "n_shared_experts": 1, "num_experts_per_tok": 2, "num_hidden_layers": 2, "moe_layer_freq": 1, "torch_dtype": "float32"}
 """
 
 
@@ -118,9 +116,8 @@ def wait_for_launches(process: subprocess.Popen[str], path: Path, count: int) ->
 
 @pytest.mark.parametrize("lost", ["the other node", "this node"] if LONG else ["this node"])
 def test_a_lost_node_costs_no_result(cluster: Cluster, tmp_path: Path, lost: str) -> None:
-    (tmp_path / "model").mkdir()
     (tmp_path / "pyproject.toml").touch()
-    (tmp_path / "model" / "config.json").write_text(CONFIG)
+    shutil.copytree(MODEL, tmp_path / "model")
     (tmp_path / "matrix.yaml").write_text(MATRIX.format(address=cluster.address))
     mine, out = cluster.raylets(), tmp_path / "out"
     other = cluster.start(f"--address={cluster.address}") if lost == "the other node" else set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -23,13 +24,9 @@ from orchestrator.plan import build
 from orchestrator.scheduler import execute, keys
 
 PROGRAM = Path(__file__).with_name("program.py")
+MODEL = Path(__file__).parents[2] / "standin" / "model"
 SLOTS = min(2, len(os.sched_getaffinity(0)))
 PATIENCE_S = 120.0
-
-CONFIG = """{"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "first_k_dense_replace": 1,
- "hidden_size": 128, "moe_intermediate_size": 64, "intermediate_size": 256, "n_routed_experts": 8,
- "n_shared_experts": 1, "num_experts_per_tok": 2, "num_hidden_layers": 2, "moe_layer_freq": 1, "torch_dtype": "float32"}
-"""
 
 # 60 cells of every kind: 2 check, 42 kernel-test, 2 tune, 4 kernel-bench, 8 serve, 2 accuracy.
 LARGE = """\
@@ -130,9 +127,8 @@ class Workshop:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self.repository = self.folder / "repo"
-        (self.repository / "model").mkdir(parents=True)
+        shutil.copytree(MODEL, self.repository / "model")
         (self.repository / "pyproject.toml").touch()
-        (self.repository / "model" / "config.json").write_text(CONFIG)
         (self.repository / "samples.jsonl").write_text('{"id": "a", "prompt": [1]}\n')
         os.environ["MOEGATE_LOCK_DIR"] = str(self.locks)
         os.environ.pop("MOEGATE_HISTORY", None)  # no run of this workshop may move a person's trends

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,10 +18,7 @@ from orchestrator.plan import build
 from orchestrator.scheduler import Session, execute
 from orchestrator.scheduler.progress import Progress
 
-CONFIG = """{"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "first_k_dense_replace": 1,
- "hidden_size": 128, "moe_intermediate_size": 64, "intermediate_size": 256, "n_routed_experts": 8,
- "n_shared_experts": 1, "num_experts_per_tok": 2, "num_hidden_layers": 2, "moe_layer_freq": 1, "torch_dtype": "float32"}
-"""
+MODEL = Path(__file__).parents[2] / "standin" / "model"
 
 SMALL = """\
 schema: 1
@@ -65,9 +63,8 @@ def programs() -> Programs:
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     root = tmp_path / "repo"
-    (root / "model").mkdir(parents=True)
+    shutil.copytree(MODEL, root / "model")
     (root / "pyproject.toml").touch()
-    (root / "model" / "config.json").write_text(CONFIG)
     (root / "matrix.yaml").write_text(SMALL)
     return root
 

@@ -1,13 +1,11 @@
 """A repository with a matrix that is right, for tests to edit."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-CONFIG = """{"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "first_k_dense_replace": 1,
- "hidden_size": 128, "moe_intermediate_size": 64, "intermediate_size": 256, "n_routed_experts": 8,
- "n_shared_experts": 1, "num_experts_per_tok": 2, "num_hidden_layers": 2, "moe_layer_freq": 1, "torch_dtype": "float32"}
-"""
+MODEL = Path(__file__).parents[2] / "standin" / "model"
 
 GOOD = """\
 schema: 1
@@ -38,8 +36,7 @@ gate: {metric: {serve: output_throughput}, margin: 1%}
 def repository(tmp_path: Path) -> Path:
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "cpu.Dockerfile").write_text("FROM scratch\n")
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(CONFIG)
+    shutil.copytree(MODEL, tmp_path / "model")
     (tmp_path / "matrix.yaml").write_text(GOOD)
     return tmp_path
 
