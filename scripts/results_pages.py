@@ -175,15 +175,31 @@ def _square(d: dict[str, Any]) -> str:
 
 def _client(d: dict[str, Any]) -> str:
     low, high = sorted(d["load_average"])[0], sorted(d["load_average"])[-1]
-    return (
+    lines = [
         f"## Our load client beside `vllm bench serve`\n\n{d['device']}, load average {low} to {high}, {d['date']}: "
-        f"`{d['command']}`\n\n" + "".join(f"- {note}\n" for note in d["notes"])
-        + f"\nMean TPOT of {d['requests']} requests of {d['output']} tokens, {d['concurrency']} at a time, over "
-        f"{len(d['ours_ms'])} pairs of neighbours on one real vLLM: ours {100 * d['difference']:+.1f} % "
-        f"[{100 * d['low']:+.1f}, {100 * d['high']:+.1f}] at {100 * d['level']:.0f} %.\n\n"
-        "| ours ms | `vllm bench serve` ms |\n|---|---|\n"
-        + "".join(f"| {a} | {b} |\n" for a, b in zip(d["ours_ms"], d["theirs_ms"], strict=True))
-    )  # fmt: skip
+        f"`{d['command']}`\n"
+    ]
+    lines += [f"- {note}" for note in d["notes"]]
+    lines += [f"\nMean TPOT of answers of {d['output']} tokens, each client's over what the server measured of the "
+              "very same requests:\n",
+              "| clients | requests | pairs | ours / server | `vllm bench serve` / server | ours / theirs | interval "
+              "(level) |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for one in d["loads"]:
+        lines.append(
+            f"| {one['concurrency']} | {one['requests']} | {len(one['pairs'])} | {one['ours_over_server']:.4f} | "
+            f"{one['theirs_over_server']:.4f} | {100 * one['difference']:+.2f} % | {100 * one['low']:+.2f} to "
+            f"{100 * one['high']:+.2f} % ({100 * one['level']:.0f} %) |"
+        )
+    lines += ["\n| clients | ours ms | server ms | ratio | `vllm bench serve` ms | server ms | ratio |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    for one in d["loads"]:
+        for pair in one["pairs"]:
+            mine, mine_server, other, other_server = (
+                pair[name] for name in ("ours_ms", "ours_server_ms", "theirs_ms", "theirs_server_ms")
+            )
+            lines.append(f"| {one['concurrency']} | {mine:.3f} | {mine_server:.3f} | {mine / mine_server:.4f} | "
+                         f"{other:.3f} | {other_server:.3f} | {other / other_server:.4f} |")  # fmt: skip
+    return "\n".join(lines) + "\n"
 
 
 def _soak(d: dict[str, Any]) -> str:

@@ -37,7 +37,7 @@ def make(dtype: torch.dtype, slots: int = 6) -> Decoder:
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-3), (torch.bfloat16, 4e-2)])
 def test_fused_operators_give_the_plain_ones_logits(dtype: torch.dtype, limit: float) -> None:
     fused, plain = make(dtype), make(dtype)
-    plain.glue = TorchGlue()
+    plain.glue, plain.few = TorchGlue(), None
     prompts = [Prompt(list(range(5, 40)), 2), Prompt([9], 0)]
     with torch.inference_mode():
         where = fused.device
@@ -51,8 +51,11 @@ def test_fused_operators_give_the_plain_ones_logits(dtype: torch.dtype, limit: f
         assert error < limit
 
 
-def test_graph_and_eager_agree_bit_for_bit_and_padding_changes_nothing() -> None:
+@pytest.mark.parametrize("few", [True, False], ids=["kernels of few rows", "fused operators"])
+def test_graph_and_eager_agree_bit_for_bit_and_padding_changes_nothing(few: bool) -> None:
     eager, graphed = make(torch.bfloat16), make(torch.bfloat16)
+    if not few:
+        eager.few = graphed.few = None
     step = GraphedDecode(graphed, device.live())
     with torch.inference_mode():
         for model in (eager, graphed):

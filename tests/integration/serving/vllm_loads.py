@@ -1,8 +1,8 @@
 """The loads of `test_vllm.py`, one after the other on the server of this launch: `vllm_loads.py PLAN.json`.
 
 Every load leaves its client's own result at `out` and what the server measured of the very same requests beside it,
-at `out` + `.server`. The plan: {"loads": [{"client": "ours" | "theirs", "concurrency", "out"}, ...], "requests" per
-load and concurrency, "input", "output", "stretch": by how much the clock of our client runs too fast}.
+at `out` + `.server`. The plan: {"loads": [{"client": "ours" | "theirs", "concurrency", "requests", "out"}, ...],
+"input", "output", "stretch": by how much the clock of our client runs too fast}.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def ours(load: dict[str, Any], plan: dict[str, Any]) -> list[str]:
     """`serving bench`: it reads the server's histograms itself, between its warm-up and its end."""
     factor = 1 + plan["stretch"]
     start = ["-m", "serving"] if factor == 1 else ["-c", STRETCHED.format(factor=factor)]
-    return [sys.executable, "-P", *start, "bench", f"--requests={plan['requests'] * load['concurrency']}",
+    return [sys.executable, "-P", *start, "bench", f"--requests={load['requests']}",
             f"--concurrency={load['concurrency']}", f"--input={plan['input']}", f"--output={plan['output']}",
             f"--out={load['out']}", "--max-lag=1000"]  # fmt: skip
 
@@ -49,7 +49,7 @@ def theirs(load: dict[str, Any], plan: dict[str, Any], model: str) -> list[str]:
     words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai", "--endpoint",
              "/v1/completions", "--base-url", URL, "--model", model, "--tokenizer", model, "--dataset-name", "random",
              "--random-input-len", plan["input"], "--random-output-len", plan["output"], "--ignore-eos",
-             "--num-prompts", plan["requests"] * load["concurrency"], "--max-concurrency", load["concurrency"],
+             "--num-prompts", load["requests"], "--max-concurrency", load["concurrency"],
              "--num-warmups", 0, "--ready-check-timeout-sec", 0, "--temperature", 0, "--save-result",
              "--result-dir", out.parent, "--result-filename", out.name,
              "--percentile-metrics", "ttft,tpot,itl,e2el"]  # fmt: skip
@@ -72,6 +72,8 @@ async def after(before: dict[str, served.Total], requests: int) -> dict[str, ser
 
 def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
+    usable = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, usable[1:] or usable)  # the first is the server's threads'
     for load in plan["loads"]:
         if load["client"] == "ours":
             subprocess.run(ours(load, plan), check=True)
@@ -79,8 +81,7 @@ def main() -> None:
         else:
             model, before = asyncio.run(ask())
             subprocess.run(theirs(load, plan, model), check=True)
-            requests = plan["requests"] * load["concurrency"]
-            means = served.means(before, asyncio.run(after(before, requests)), requests)
+            means = served.means(before, asyncio.run(after(before, load["requests"])), load["requests"])
         Path(load["out"] + ".server").write_text(json.dumps(means))
 
 
