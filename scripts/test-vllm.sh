@@ -1,6 +1,7 @@
 #!/bin/sh
 # Build an environment with a real vLLM for the CPU and run its tests (make test-vllm): about 3 GB and 5 minutes.
-# A second call costs only the tests. VLLM_VENV names another folder for the environment.
+# A second call costs only the tests, some seven minutes (MOEGATE_VLLM_ROUNDS=2: twice the loads; MOEGATE_VLLM_RESULT
+# names a file for the comparison). VLLM_VENV names another folder for the environment.
 set -eu
 cd "$(dirname "$0")/.."
 venv=${VLLM_VENV:-.venv-vllm}
