@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from serving.server.experts import Experts
+from serving.server.few_rows import FEW_ROWS, FewRows
 from serving.server.glue import Glue, Steps, TorchGlue, TritonGlue, attention
 from serving.server.kvcache import KvCache
 from serving.server.recorder import Recorder
@@ -67,6 +68,10 @@ class Decoder:
         }
         self.weights = _without_experts(weights)
         self.cos, self.sin = _rotary(spec, cache.length, weights.embed)
+        self.few: FewRows | None = None
+        if experts.fused:
+            turn = self.cos, self.sin
+            self.few = FewRows(spec, self.weights, cache, experts, self.prepared, turn, recorder)
 
     def prefill(self, prompts: Sequence[Prompt]) -> torch.Tensor:
         """Run whole prompts and fill their slots; returns the logits of each last token, float32 [B, vocab]."""
@@ -96,6 +101,8 @@ class Decoder:
         Returns:
             Logits float32 [B, vocab]; those of padded rows mean nothing.
         """
+        if self.few is not None and tokens.shape[0] <= FEW_ROWS:
+            return self.few.decode(tokens, positions, slots, length)
         steps = Steps(self.cache, positions, slots, length)
 
         def attend(layer: int, qk: torch.Tensor, v: torch.Tensor, turn: Turn) -> torch.Tensor:
@@ -130,9 +137,7 @@ class Decoder:
     ) -> torch.Tensor:
         spec = self.spec
         both = spec.heads + spec.kv_heads
-        qkv = self.glue.linear(x, layer.qkv, layer.qkv_bias, follows=True).view(
-            x.shape[0], both + spec.kv_heads, spec.head_dim
-        )
+        qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], both + spec.kv_heads, spec.head_dim)
         qk, v = qkv[:, :both], qkv[:, both:]
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = (
@@ -141,7 +146,7 @@ class Decoder:
             )
             qk = torch.cat([q, k], dim=1)
         out = attend(index, qk, v, (cos, sin))
-        return self.glue.linear(out.reshape(x.shape[0], -1), layer.out, layer.out_bias, follows=True)
+        return F.linear(out.reshape(x.shape[0], -1), layer.out, layer.out_bias)
 
     def _mlp_block(self, index: int, layer: LayerWeights, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """What the block adds to the residual: one or two tensors [T, H]."""
@@ -157,7 +162,7 @@ class Decoder:
         return self.beside(lambda: self._gated(x, shared), lambda: self.experts(x, prepared, weights, ids, index))
 
     def _gated(self, x: torch.Tensor, mlp: MlpWeights) -> torch.Tensor:
-        return self.glue.linear(self.glue.silu_mul(self.glue.linear(x, mlp.gate_up)), mlp.down)
+        return F.linear(self.glue.silu_mul(F.linear(x, mlp.gate_up)), mlp.down)
 
     def _ids(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

@@ -1,11 +1,12 @@
 """What lies between the big operators of a decoder: norms with their residuals, rotary positions, gates, the cache.
 
 Two rows, chosen by the dispatch table as any operator: plain torch (the twin, and what a CPU runs), and fused kernels
-that read and write each tensor once. At one token a step a layer's time is mostly the number of its kernels.
+that read and write each tensor once. A few rows a step have kernels of their own (`few_rows`).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from serving.server.kvcache import KvCache
 from xkernels.ops.activation import silu_and_mul
 from xkernels.ops.attention import decode_attention
-from xkernels.ops.decoder import FEW_ROWS, add_rms_norm, few_rows_linear, rotate, rotate_and_store
+from xkernels.ops.decoder import add_rms_norm, rotate, rotate_and_store
 from xkernels.ops.kv_cache import store_kv_cache
 
 __all__ = ["Glue", "Steps", "TorchGlue", "TritonGlue"]
@@ -38,9 +39,13 @@ class Steps:
         self.positions = positions.clamp_min(0)
         self.first = 1 + slots * cache.length
         self.rows = torch.where(padded, 0, self.first + positions)
-        self.visible = steps[None, :] <= self.positions[:, None]
         self._steps = steps
         self._table: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @functools.cached_property
+    def visible(self) -> torch.Tensor:
+        """Which positions each row attends to, bool [B, length]."""
+        return self._steps[None, :] <= self.positions[:, None]
 
     def table(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Cache rows of every position, int32 [B, length], and how many of them count, int32 [B]."""
@@ -66,14 +71,6 @@ class Glue(Protocol):
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up for `gate_up` [T, 2I], gate columns first: [T, I]."""
-
-    def linear(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, follows: bool = False
-    ) -> torch.Tensor:
-        """`x` [T, K] times `weight` [N, K] transposed, plus `bias` [N]: [T, N].
-
-        `follows`: what makes `x` came just before, on the same stream.
-        """
 
     def store(self, cache: KvCache, layer: int, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor) -> None:
         """Write keys and values [T, kv_heads, D] to the cache's `rows` int64 [T]; row 0 takes what nobody reads."""
@@ -114,12 +111,6 @@ class TorchGlue:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    def linear(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, follows: bool = False
-    ) -> torch.Tensor:
-        """torch's."""
-        return F.linear(x, weight, bias)
-
     def store(self, cache: KvCache, layer: int, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor) -> None:
         """One indexed copy each."""
         cache.keys[layer].index_copy_(0, rows, k.reshape(-1, cache.width))
@@ -148,7 +139,7 @@ class TritonGlue:
 
     functions: Mapping[str, Callable[..., Any]] = {
         "decode_attention": decode_attention, "store_kv_cache": store_kv_cache, "add_rms_norm": add_rms_norm,
-        "rotary": rotate_and_store, "silu_and_mul": silu_and_mul, "linear": few_rows_linear,
+        "rotary": rotate_and_store, "silu_and_mul": silu_and_mul,
     }  # fmt: skip
 
     def add_norm(
@@ -165,14 +156,6 @@ class TritonGlue:
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """`xkernels.ops.activation`."""
         return silu_and_mul(gate_up)
-
-    def linear(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, follows: bool = False
-    ) -> torch.Tensor:
-        """`xkernels.ops.decoder` for a few rows, torch's for more."""
-        if x.shape[0] > FEW_ROWS:
-            return F.linear(x, weight, bias)
-        return few_rows_linear(x, weight, bias, overlap=follows)
 
     def place(
         self, cache: KvCache, layer: int, qk: torch.Tensor, v: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor],

@@ -152,8 +152,9 @@ class Worker:
         from serving.server.experts import named
 
         proof = self.experts.proof()
-        glue = {op: named(function) for op, function in self.batcher.decoder.glue.functions.items()}
-        return replace(proof, functions={**proof.functions, **glue})
+        decoder = self.batcher.decoder
+        functions = {**decoder.glue.functions, **(decoder.few.functions if decoder.few is not None else {})}
+        return replace(proof, functions={**proof.functions, **{op: named(f) for op, f in functions.items()}})
 
     def _ep_info(self) -> dict[str, Any] | None:
         if self.group is None:

@@ -13,10 +13,12 @@ from tuner.compile.targets import Target
 from xkernels.ops.activation import SILU, Activation, silu_and_mul
 from xkernels.ops.align import moe_align_block_size
 from xkernels.ops.attention import decode_attention
-from xkernels.ops.decoder import add_rms_norm, few_rows_linear, rotate_and_store
+from xkernels.ops.decoder import add_rms_norm, rotate, rotate_and_store
+from xkernels.ops.few_rows import add_linear, choose_experts, norm_gate, norm_linear
 from xkernels.ops.fused_experts import PreparedExperts, fused_experts, prepare_experts
 from xkernels.ops.kv_cache import store_kv_cache
 from xkernels.ops.linear import block_fp8_linear, fp8_linear, prepare_block_fp8, prepare_fp8
+from xkernels.ops.new_token import HeadRules, NewTokens, new_token_attention
 from xkernels.ops.quant import per_token_group_quant_fp8, scaled_fp8_quant
 from xkernels.ops.reduce import moe_sum_reduce
 from xkernels.ops.scheme import Scheme
@@ -129,9 +131,27 @@ def _between(target: Target) -> Any:
     del target
     x, turn, cache = meta(2, 1280), meta(2, 128), meta(4096, 1280)
     rotate_and_store(meta(2, 20, 128), meta(2, 10, 128), turn, turn, cache, cache, meta(2, dtype=torch.int64))
+    rotate(meta(2, 20, 128), turn, turn)
     add_rms_norm(x, (x,), meta(1280), 1e-6, overlap=True)
-    router_logits(x, meta(64, 1280, dtype=torch.float32))
-    return few_rows_linear(x, meta(3840, 1280), overlap=True)
+    return router_logits(x, meta(64, 1280, dtype=torch.float32))
+
+
+def _few_rows(target: Target, rows: int, normed_heads: bool = False, router: Router | None = None) -> Any:
+    """A layer of a decode step of a few rows, at DeepSeek-OCR-2's dimensions; without a router a dense one."""
+    del target
+    f32, int64 = torch.float32, torch.int64
+    x, gain, turn, cache = meta(rows, 1280), meta(1280), meta(4096, 128), meta(8193, 1280)
+    norm = meta(128) if normed_heads else None
+    rules = HeadRules(10, 10, turn, turn, 1e-6, norm, norm)
+    at = NewTokens(meta(rows, dtype=int64), meta(rows, dtype=int64), 4096, 4096)
+    x, qkv = norm_linear(x, None if router is None else x, gain, 1e-6, meta(3840, 1280))
+    x = new_token_attention(qkv, rules, at, cache, cache, meta(1280, 1280), None, x)
+    if router is None:
+        _, _, gated = norm_gate(x, gain, 1e-6, None, meta(13696, 1280))
+        return add_linear(gated, meta(1280, 6848), x)
+    _, logits, gated = norm_gate(x, gain, 1e-6, meta(64, 1280, dtype=f32), meta(3584, 1280))
+    correction = meta(64, dtype=f32) if router.groups > 1 else None
+    return choose_experts(logits, router, correction, 16, (gated, meta(1280, 1792)), x)
 
 
 def _plain(call: Callable[..., Any], *args: Any) -> Callable[[Target], Any]:
@@ -191,4 +211,10 @@ VARIANTS: tuple[Variant, ...] = (
     Variant("store_kv_cache", _store, basic=True),
     Variant("decode_attention", _decode, basic=True),
     Variant("between a decoder's operators", _between, basic=True),
+    Variant("few rows", partial(_few_rows, rows=1, router=Router(6, renormalize=False)), basic=True),
+    Variant("few rows dense", partial(_few_rows, rows=1)),
+    Variant(
+        "few rows grouped",
+        partial(_few_rows, rows=4, normed_heads=True, router=Router(6, "sigmoid", groups=8, top_groups=4)),
+    ),
 )

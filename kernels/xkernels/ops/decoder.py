@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from xkernels.ops._details import decoder as _k
-from xkernels.ops._details.common import cdiv, next_power_of_2, overlapping
+from xkernels.ops._details.common import next_power_of_2, overlapping
 
-FEW_ROWS = 4  # rows for which reading the weights is all that a linear layer costs
 _MAX_DELTAS = 2
-_TILE = 8192  # weights that a program holds at once
 
 
 def add_rms_norm(
@@ -135,36 +133,6 @@ def rotate_and_store_reference(
     k_cache[places[kept].long()] = turned[kept, heads:].flatten(1).to(k_cache.dtype)
     v_cache[places[kept].long()] = v[kept].flatten(1)
     return turned[:, :heads].contiguous()
-
-
-def few_rows_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, overlap: bool = False
-) -> torch.Tensor:
-    """`torch.nn.functional.linear` for at most FEW_ROWS rows, bound by the reading of `weight`.
-
-    x [T, K], weight [N, K], rows contiguous; bias [N] or None. Returns [T, N] of x's dtype, summed in float32 in an
-    order that does not depend on T. overlap: ask for the weights while the predecessor drains, where the device can;
-    not at the head of a stream that was just forked. Raises ValueError when shapes do not fit.
-    """
-    if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1] or not 0 < x.shape[0] <= FEW_ROWS:
-        raise ValueError(f"x [1 to {FEW_ROWS}, K] and weight [N, K], not {list(x.shape)} and {list(weight.shape)}")
-    if x.stride(1) != 1 or weight.stride(1) != 1 or (bias is not None and bias.shape != (weight.shape[0],)):
-        raise ValueError("rows of x and weight must be contiguous, and bias one value per row of weight")
-    (rows, width), cols = x.shape, weight.shape[0]
-    out = torch.empty((rows, cols), dtype=x.dtype, device=x.device)
-    block = next_power_of_2(width)
-    each = max(1, min(8, _TILE // block))
-    _k.few_rows[(cdiv(cols, each),)](
-        x, weight, bias, out, width, cols, x.stride(0), weight.stride(0), ROWS=rows, COLS=each, BLOCK=block,
-        HAS_BIAS=bias is not None, num_warps=4, **overlapping(x, overlap),
-    )  # fmt: skip
-    return out
-
-
-def few_rows_linear_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """The twin of `few_rows_linear` in plain torch."""
-    offset = None if bias is None else bias.float()
-    return torch.nn.functional.linear(x.float(), weight.float(), offset).to(x.dtype)
 
 
 def _check_norm(x: torch.Tensor, deltas: Sequence[torch.Tensor], weight: torch.Tensor) -> None:

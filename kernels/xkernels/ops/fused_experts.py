@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from xkernels.ops._details.experts import Call, run_reference, run_torch, run_triton
+from xkernels.ops._details.experts import Call, run_aligned, run_reference, run_torch, run_triton
+from xkernels.ops.align import Alignment
 from xkernels.ops.prepared import PreparedExperts, prepare_experts
 
 __all__ = ["PreparedExperts", "fused_experts", "fused_experts_reference", "prepare_experts"]
@@ -31,6 +32,7 @@ def fused_experts(
     expert_map: torch.Tensor | None = None,
     apply_router_weight_on_input: bool = False,
     routed_scaling_factor: float | None = None,
+    alignment: Alignment | None = None,
 ) -> torch.Tensor:
     """Routed experts of one layer.
 
@@ -38,7 +40,8 @@ def fused_experts(
     is zero). expert_map: int32 [global experts], the local index of each or -1: topk_ids are global then. backend:
     `triton`, `torch` or `reference`, already resolved by `moegate.dispatch`. up, down: configs of the two projections
     for this M ({"BLOCK_SIZE_M": ..}); they must agree in BLOCK_SIZE_M; only `triton` needs them. The router weight
-    multiplies the up projection's result with apply_router_weight_on_input, else the down projection's.
+    multiplies the up projection's result with apply_router_weight_on_input, else the down projection's. alignment: of
+    topk_ids, in blocks of BLOCK_SIZE_M, where whoever chose the experts has made it already; only `triton` takes one.
     Returns [M, H] of x's dtype. Raises ValueError when shapes do not fit or the backend is unknown.
     """
     row = _ROWS.get(backend)
@@ -47,7 +50,13 @@ def fused_experts(
     ids = _local(topk_ids, expert_map)
     _check_call(x, experts, topk_weights, ids)
     scale = routed_scaling_factor
-    return row(Call(x, experts, topk_weights, ids, up, down, apply_router_weight_on_input, scale))
+    call = Call(x, experts, topk_weights, ids, up, down, apply_router_weight_on_input, scale)
+    if alignment is None:
+        return row(call)
+    blocks = {int(config["BLOCK_SIZE_M"]) for config in (up, down) if config is not None}
+    if row is not run_triton or expert_map is not None or up is None or down is None or blocks != {alignment.block}:
+        raise ValueError(f"an alignment is for triton, local ids and BLOCK_SIZE_M {alignment.block}, not {blocks}")
+    return run_aligned(call, alignment)
 
 
 def function_of(backend: str) -> Callable[[Call], torch.Tensor]:

@@ -12,7 +12,7 @@ from xkernels.ops._details.common import cdiv, next_power_of_2
 
 Scoring = Literal["softmax", "sigmoid", "sqrtsoftplus"]
 _FEW_ROWS = 16  # up to here reading a router once per row costs less than copying rows and starting three kernels
-_EPS = 1e-20  # keeps renormalisation finite when all chosen weights vanish
+EPS = 1e-20  # keeps renormalisation finite when all chosen weights vanish
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def topk(logits: torch.Tensor, router: Router, bias: torch.Tensor | None = None)
     int32, both [tokens, topk + shared_slots], best first (by the score used for the choice); ties go to the lower id.
     Raises ValueError when E is smaller than topk or does not divide into groups.
     """
-    _check(logits, router, bias)
+    check_router(logits, router, bias)
     tokens, experts = logits.shape
     width = router.topk + router.shared_slots
     weights = torch.empty(tokens, width, dtype=torch.float32, device=logits.device)
@@ -63,7 +63,7 @@ def topk(logits: torch.Tensor, router: Router, bias: torch.Tensor | None = None)
         logits, bias, weights, ids, tokens, logits.stride(0), logits.stride(1), float(router.scale or 1.0),
         1.0 / router.shared_scale, EXPERTS=experts, COLUMNS=columns, ROWS=rows, TOPK=router.topk,
         SLOTS=next_power_of_2(router.topk), WIDTH=width, SCORING=router.scoring, RENORM=router.renormalize,
-        HAS_BIAS=bias is not None, GROUPS=router.groups, TOP_GROUPS=router.top_groups, EPS=_EPS, num_warps=4,
+        HAS_BIAS=bias is not None, GROUPS=router.groups, TOP_GROUPS=router.top_groups, EPS=EPS, num_warps=4,
     )  # fmt: skip
     return weights, ids
 
@@ -72,7 +72,7 @@ def topk_reference(
     logits: torch.Tensor, router: Router, bias: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The twin of `topk` in plain torch."""
-    _check(logits, router, bias)
+    check_router(logits, router, bias)
     scores = _score(logits.float(), router.scoring)
     choice = scores if bias is None else scores + bias.float()
     if router.groups > 1:
@@ -81,7 +81,7 @@ def topk_reference(
     ids = torch.sort(choice, dim=-1, descending=True, stable=True).indices[:, : router.topk]
     weights = scores.gather(1, ids)
     if router.renormalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + _EPS)
+        weights = weights / (weights.sum(-1, keepdim=True) + EPS)
     weights = weights * (router.scale or 1.0)
     if router.shared_slots:
         tokens, experts = logits.shape
@@ -151,7 +151,8 @@ def _mask_groups(choice: torch.Tensor, router: Router, *, biased: bool) -> torch
     return grouped.masked_fill(~mask[:, :, None], float("-inf")).flatten(1)
 
 
-def _check(logits: torch.Tensor, router: Router, bias: torch.Tensor | None) -> None:
+def check_router(logits: torch.Tensor, router: Router, bias: torch.Tensor | None) -> None:
+    """Raise ValueError where logits [tokens, E] do not fit the router."""
     if logits.ndim != 2:
         raise ValueError(f"logits must be [tokens, experts], not {list(logits.shape)}")
     experts = logits.shape[1]

@@ -64,10 +64,10 @@ def _finish(padded, ends, expert_ids_ptr, post_ptr, blocks, first, step, BLOCK: 
     _expert_of_blocks(ends, expert_ids_ptr, blocks, BLOCK, BUCKETS, EXPERTS, 32, first, step)
 
 
-@triton.jit(do_not_specialize=["numel", "cap", "blocks"])
-def align_one(ids_ptr, sorted_ptr, expert_ids_ptr, post_ptr, numel, cap, blocks, BLOCK: tl.constexpr,
-              CHUNK: tl.constexpr, EXPERTS: tl.constexpr, LOWEST: tl.constexpr, FILL: tl.constexpr):  # fmt: skip
-    """Everything in one program, for routings that fit one chunk: entries are compared with each other, not counted.
+@helper
+def align_entries(bucket, entry, sorted_ptr, expert_ids_ptr, post_ptr, numel, cap, blocks, BLOCK: tl.constexpr,
+                  CHUNK: tl.constexpr, FILL: tl.constexpr):  # fmt: skip
+    """The whole alignment of CHUNK entries in one program; those of bucket -1 do not count.
 
     An entry whose rank is a multiple of BLOCK opens a block; an expert's blocks begin after all that smaller ones open.
     """
@@ -77,16 +77,23 @@ def align_one(ids_ptr, sorted_ptr, expert_ids_ptr, post_ptr, numel, cap, blocks,
     for start in range(0, blocks, FILL):
         at = start + tl.arange(0, FILL)
         tl.store(expert_ids_ptr + at, tl.zeros([FILL], tl.int32) - 1, mask=at < blocks)
-    at = tl.arange(0, CHUNK)
-    bucket = _bucket_of(ids_ptr, at, numel, EXPERTS, LOWEST)
     rank = _rank(bucket, CHUNK)
     opens = ((rank % BLOCK == 0) & (bucket >= 0)).to(tl.int32)
     first = tl.sum((bucket[None, :] < bucket[:, None]).to(tl.int32) * opens[None, :], 1)
     tl.debug_barrier()  # the padding must be written before the entries
-    tl.store(sorted_ptr + first * BLOCK + rank, at, mask=bucket >= 0)
+    tl.store(sorted_ptr + first * BLOCK + rank, entry, mask=bucket >= 0)
     tl.store(expert_ids_ptr + first + rank // BLOCK, bucket - 1, mask=opens > 0)
     tl.store(post_ptr, tl.sum(opens, 0) * BLOCK)
     tl.store(post_ptr + 1, tl.sum(tl.where(bucket == 0, opens, 0), 0))
+
+
+@triton.jit(do_not_specialize=["numel", "cap", "blocks"])
+def align_one(ids_ptr, sorted_ptr, expert_ids_ptr, post_ptr, numel, cap, blocks, BLOCK: tl.constexpr,
+              CHUNK: tl.constexpr, EXPERTS: tl.constexpr, LOWEST: tl.constexpr, FILL: tl.constexpr):  # fmt: skip
+    """Everything in one program, for routings that fit one chunk: entries are compared with each other, not counted."""
+    at = tl.arange(0, CHUNK)
+    bucket = _bucket_of(ids_ptr, at, numel, EXPERTS, LOWEST)
+    align_entries(bucket, at, sorted_ptr, expert_ids_ptr, post_ptr, numel, cap, blocks, BLOCK, CHUNK, FILL)
 
 
 @triton.jit(do_not_specialize=["numel", "cap", "part"])

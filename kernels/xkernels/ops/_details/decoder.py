@@ -85,25 +85,3 @@ def rotate_store(qk, v, cos, sin, q_out, k_cache, v_cache, places, slots, heads,
              mask=mask)  # fmt: skip
     tl.store(v_cache + place * stride_vc + into, low, mask=mask)
     tl.store(v_cache + place * stride_vc + into + HALF, high, mask=mask)
-
-
-@triton.jit
-def few_rows(x, weight, bias, out, width, cols, stride_x, stride_w, ROWS: tl.constexpr, COLS: tl.constexpr,
-             BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """COLS results of ROWS rows: weights are read once and at once, so that all of a device's memory is asked.
-
-    With PDL that begins while the predecessor is at work: weights depend on no other kernel.
-    """
-    n = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    k = tl.arange(0, BLOCK)
-    mask = (n < cols)[:, None] & (k < width)[None, :]
-    w = tl.load(weight + n.to(tl.int64)[:, None] * stride_w + k[None, :], mask=mask, other=0.0)
-    offset = tl.zeros([COLS], tl.float32)
-    if HAS_BIAS:
-        offset = tl.load(bias + n, mask=n < cols, other=0.0).to(tl.float32)
-    wait_dependencies(PDL)
-    launch_dependents(PDL)
-    for row in tl.static_range(ROWS):
-        value = tl.load(x + row * stride_x + k, mask=k < width, other=0.0).to(tl.float32)
-        total = tl.sum(w.to(tl.float32) * value[None, :], 1) + offset
-        tl.store(out + row * cols + n, narrow(total, out.dtype.element_ty), mask=n < cols)

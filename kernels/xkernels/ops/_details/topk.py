@@ -51,18 +51,12 @@ def _keep_groups(choice, columns, EXPERTS: tl.constexpr, COLUMNS: tl.constexpr, 
     return tl.where(kept > 0, choice, float("-inf"))
 
 
-@triton.jit(do_not_specialize=["tokens", "scale", "shared_weight"])
-def choose(logits_ptr, bias_ptr, weights_ptr, ids_ptr, tokens, stride_row, stride_col, scale, shared_weight,
-           EXPERTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, TOPK: tl.constexpr, SLOTS: tl.constexpr,
-           WIDTH: tl.constexpr, SCORING: tl.constexpr, RENORM: tl.constexpr, HAS_BIAS: tl.constexpr,
-           GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, EPS: tl.constexpr):  # fmt: skip
-    """ROWS tokens: score, keep the best groups, take the best expert TOPK times."""
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, COLUMNS)
-    inside = (columns < EXPERTS)[None, :]
-    live = rows < tokens
-    at = logits_ptr + rows.to(tl.int64)[:, None] * stride_row + columns[None, :] * stride_col
-    logits = tl.load(at, mask=live[:, None] & inside, other=0.0).to(tl.float32)
+@helper
+def choose_rows(logits, bias_ptr, columns, inside, scale, EXPERTS: tl.constexpr, COLUMNS: tl.constexpr,
+                ROWS: tl.constexpr, TOPK: tl.constexpr, SLOTS: tl.constexpr, SCORING: tl.constexpr,
+                RENORM: tl.constexpr, HAS_BIAS: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
+                EPS: tl.constexpr):  # fmt: skip
+    """Weights and ids [ROWS, SLOTS] of [ROWS, COLUMNS] logits; the first TOPK of SLOTS are used."""
     score = _scores(logits, inside, SCORING)
     choice = score
     if HAS_BIAS:
@@ -73,19 +67,40 @@ def choose(logits_ptr, bias_ptr, weights_ptr, ids_ptr, tokens, stride_row, strid
     # weights stay in registers until they are final: a program's threads do not see each other's stores
     slots = tl.arange(0, SLOTS)
     kept = tl.zeros([ROWS, SLOTS], tl.float32)
-    out_at = rows.to(tl.int64) * WIDTH
+    chosen = tl.zeros([ROWS, SLOTS], tl.int32)
     for slot in tl.static_range(TOPK):
         _, best = _first_max(choice, columns, COLUMNS)
         hit = columns[None, :] == best[:, None]
         weight = tl.sum(tl.where(hit, score, 0.0), 1)
         kept = tl.where((slots == slot)[None, :], weight[:, None], kept)
-        tl.store(ids_ptr + out_at + slot, best, mask=live)
+        chosen = tl.where((slots == slot)[None, :], best[:, None], chosen)
         choice = tl.where(hit, float("-inf"), choice)
     factor = tl.zeros([ROWS], tl.float32) + scale
     if RENORM:
         factor = scale / (tl.sum(kept, 1) + EPS)
-    at = weights_ptr + out_at[:, None] + slots[None, :]
-    tl.store(at, kept * factor[:, None], mask=live[:, None] & (slots < TOPK)[None, :])
+    return kept * factor[:, None], chosen
+
+
+@triton.jit(do_not_specialize=["tokens", "scale", "shared_weight"])
+def choose(logits_ptr, bias_ptr, weights_ptr, ids_ptr, tokens, stride_row, stride_col, scale, shared_weight,
+           EXPERTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, TOPK: tl.constexpr, SLOTS: tl.constexpr,
+           WIDTH: tl.constexpr, SCORING: tl.constexpr, RENORM: tl.constexpr, HAS_BIAS: tl.constexpr,
+           GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, EPS: tl.constexpr):  # fmt: skip
+    """ROWS tokens: score, keep the best groups, take the best expert TOPK times."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, COLUMNS)
+    slots = tl.arange(0, SLOTS)
+    inside = (columns < EXPERTS)[None, :]
+    live = rows < tokens
+    at = logits_ptr + rows.to(tl.int64)[:, None] * stride_row + columns[None, :] * stride_col
+    logits = tl.load(at, mask=live[:, None] & inside, other=0.0).to(tl.float32)
+    kept, chosen = choose_rows(logits, bias_ptr, columns, inside, scale, EXPERTS, COLUMNS, ROWS, TOPK, SLOTS, SCORING,
+                               RENORM, HAS_BIAS, GROUPS, TOP_GROUPS, EPS)  # fmt: skip
+    out_at = rows.to(tl.int64) * WIDTH
+    at = out_at[:, None] + slots[None, :]
+    mask = live[:, None] & (slots < TOPK)[None, :]
+    tl.store(weights_ptr + at, kept, mask=mask)
+    tl.store(ids_ptr + at, chosen, mask=mask)
     for slot in tl.static_range(TOPK, WIDTH):
         tl.store(ids_ptr + out_at + slot, tl.zeros([ROWS], tl.int32) + (EXPERTS + slot - TOPK), mask=live)
         tl.store(weights_ptr + out_at + slot, tl.zeros([ROWS], tl.float32) + shared_weight, mask=live)

@@ -17,8 +17,6 @@ from xkernels.device import live
 from xkernels.ops.decoder import (
     add_rms_norm,
     add_rms_norm_reference,
-    few_rows_linear,
-    few_rows_linear_reference,
     rotate,
     rotate_and_store,
     rotate_and_store_reference,
@@ -78,7 +76,7 @@ def test_a_decoder_over_fused_operators_gives_the_same_logits() -> None:
         cache = KvCache(spec.layers, 3, 64, spec.kv_heads * spec.head_dim, torch.float32, DEVICE)
         experts = Experts(spec, torch.float32, live(), "torch", None)
         decoder = Decoder(spec, build(spec, Random(1, torch.float32, DEVICE)), cache, experts)
-        decoder.glue = glue
+        decoder.glue, decoder.few = glue, None  # a few rows have kernels of their own
         return decoder
 
     plain, fused = make(TorchGlue()), make(TritonGlue())
@@ -112,16 +110,3 @@ def test_rotate_and_store(dtype: torch.dtype, heads: int, kv_heads: int, dim: in
     torch.testing.assert_close(got, two, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     with pytest.raises(ValueError, match="do not fit"):
         rotate_and_store(qk, v[:, :1], cos, sin, *caches, places)
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("bias", [False, True])
-def test_few_rows_linear(dtype: torch.dtype, bias: bool) -> None:
-    x, weight = rand(4, 200, dtype=dtype), rand(37, 200, dtype=dtype, seed=1)
-    offset = rand(37, dtype=dtype, seed=2) if bias else None
-    got = few_rows_linear(x[:3], weight, offset)
-    want = few_rows_linear_reference(x[:3], weight, offset)
-    torch.testing.assert_close(got, want, rtol=TOLERANCE[dtype], atol=20 * TOLERANCE[dtype])
-    assert torch.equal(few_rows_linear(x[1:2], weight, offset)[0], got[1]), "a row's bits do not depend on others"
-    with pytest.raises(ValueError, match="1 to 4"):
-        few_rows_linear(rand(5, 200, dtype=dtype), weight)

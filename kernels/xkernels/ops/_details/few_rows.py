@@ -1,0 +1,250 @@
+"""Kernels of a decode step of a few rows: linear layers together with what comes before and after them.
+
+At a handful of rows a linear layer costs the reading of its weights, and a step the number of its kernels. So every
+program asks for its weights first, which no kernel writes, and then waits for its rows; and it lets its successor
+begin at once. A successor may therefore read only what is constant within a step before it waits: when it waits, all
+kernels before it have waited and ended. A row of weights is read as two tiles, HEAD and TAIL columns, powers of two
+that together are little more than its width. A row's bits do not depend on how many rows there are.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from xkernels.ops._details.activation import combine_gate
+from xkernels.ops._details.align import align_entries
+from xkernels.ops._details.common import helper, narrow
+from xkernels.ops._details.pdl import launch_dependents, wait_dependencies
+from xkernels.ops._details.topk import choose_rows
+
+
+@helper
+def _tile(weight, n, cols, stride, START: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows `n` of a weight matrix, BLOCK columns from START on."""
+    k = START + tl.arange(0, BLOCK)
+    mask = (n < cols)[:, None] & (k < WIDTH)[None, :]
+    return tl.load(weight + n.to(tl.int64)[:, None] * stride + k[None, :], mask=mask, other=0.0)
+
+
+@helper
+def _vector(at, START: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """BLOCK values of a row from START on, in float32."""
+    k = START + tl.arange(0, BLOCK)
+    return tl.load(at + k, mask=k < WIDTH, other=0.0).to(tl.float32)
+
+
+@helper
+def _residual(x, delta, START: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, DELTA: tl.constexpr):
+    """Values of x + delta, rounded once as whoever stores them does."""
+    value = _vector(x, START, BLOCK, WIDTH)
+    if DELTA:
+        value = narrow(value + _vector(delta, START, BLOCK, WIDTH), x.dtype.element_ty).to(tl.float32)
+    return value
+
+
+@helper
+def _scale(head, tail, eps, WIDTH: tl.constexpr, TAIL: tl.constexpr):
+    """1 / RMS of a row."""
+    square = tl.sum(head * head, 0)
+    if TAIL > 0:
+        square += tl.sum(tail * tail, 0)
+    return tl.rsqrt(square / WIDTH + eps)
+
+
+@helper
+def _dot(head, tail, w_head, w_tail, TAIL: tl.constexpr):
+    """Products of one row with a program's rows of weights."""
+    total = tl.sum(w_head.to(tl.float32) * head[None, :], 1)
+    if TAIL > 0:
+        total += tl.sum(w_tail.to(tl.float32) * tail[None, :], 1)
+    return total
+
+
+@helper
+def _put(at, value, START: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """Store BLOCK values of a row from START on."""
+    k = START + tl.arange(0, BLOCK)
+    tl.store(at + k, narrow(value, at.dtype.element_ty), mask=k < WIDTH)
+
+
+@triton.jit(do_not_specialize=["eps"])
+def norm_linear(x, delta, gain, weight, bias, total, out, eps, cols, stride_x, stride_d, stride_w,
+                WIDTH: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+                DELTA: tl.constexpr, HAS_BIAS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """out = norm(x + delta) * gain @ weight.T + bias; the first program stores the sum."""
+    launch_dependents(PDL)
+    pid = tl.program_id(0)
+    n = pid * COLS + tl.arange(0, COLS)
+    w_head, g_head = _tile(weight, n, cols, stride_w, 0, HEAD, WIDTH), _vector(gain, 0, HEAD, WIDTH)
+    w_tail, g_tail = w_head, g_head
+    if TAIL > 0:
+        w_tail, g_tail = _tile(weight, n, cols, stride_w, HEAD, TAIL, WIDTH), _vector(gain, HEAD, TAIL, WIDTH)
+    offset = tl.zeros([COLS], tl.float32)
+    if HAS_BIAS:
+        offset = tl.load(bias + n, mask=n < cols, other=0.0).to(tl.float32)
+    wait_dependencies(PDL)
+    for row in tl.static_range(ROWS):
+        at_x = x + row * stride_x
+        at_d = delta + row * stride_d
+        head = _residual(at_x, at_d, 0, HEAD, WIDTH, DELTA)
+        tail = head
+        if TAIL > 0:
+            tail = _residual(at_x, at_d, HEAD, TAIL, WIDTH, DELTA)
+        product = _dot(head * g_head, tail * g_tail, w_head, w_tail, TAIL)
+        result = product * _scale(head, tail, eps, WIDTH, TAIL) + offset
+        tl.store(out + row * cols + n, narrow(result, out.dtype.element_ty), mask=n < cols)
+        if DELTA:
+            if pid == 0:
+                _put(total + row * WIDTH, head, 0, HEAD, WIDTH)
+                if TAIL > 0:
+                    _put(total + row * WIDTH, tail, HEAD, TAIL, WIDTH)
+
+
+@helper
+def _route(pid, x, gain, router, normed, logits, eps, stride_x, stride_r, WIDTH: tl.constexpr, HEAD: tl.constexpr,
+           TAIL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, EXPERTS: tl.constexpr,
+           PDL: tl.constexpr):  # fmt: skip
+    """Logits of COLS experts in float32; the first program stores the normed rows."""
+    n = pid * COLS + tl.arange(0, COLS)
+    w_head, g_head = _tile(router, n, EXPERTS, stride_r, 0, HEAD, WIDTH), _vector(gain, 0, HEAD, WIDTH)
+    w_tail, g_tail = w_head, g_head
+    if TAIL > 0:
+        w_tail, g_tail = _tile(router, n, EXPERTS, stride_r, HEAD, TAIL, WIDTH), _vector(gain, HEAD, TAIL, WIDTH)
+    wait_dependencies(PDL)
+    for row in tl.static_range(ROWS):
+        head = _vector(x + row * stride_x, 0, HEAD, WIDTH)
+        tail = head
+        if TAIL > 0:
+            tail = _vector(x + row * stride_x, HEAD, TAIL, WIDTH)
+        scale = _scale(head, tail, eps, WIDTH, TAIL)
+        head, tail = head * g_head, tail * g_tail
+        tl.store(logits + row * EXPERTS + n, _dot(head, tail, w_head, w_tail, TAIL) * scale, mask=n < EXPERTS)
+        if pid == 0:
+            _put(normed + row * WIDTH, head * scale, 0, HEAD, WIDTH)
+            if TAIL > 0:
+                _put(normed + row * WIDTH, tail * scale, HEAD, TAIL, WIDTH)
+
+
+@helper
+def _gate(part, x, gain, gate_up, gated, eps, inner, stride_x, stride_g, WIDTH: tl.constexpr, HEAD: tl.constexpr,
+          TAIL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """silu(gate) * up for COLS of the `inner` columns."""
+    n = part * COLS + tl.arange(0, COLS)
+    at_up = gate_up + inner.to(tl.int64) * stride_g
+    gate_head = _tile(gate_up, n, inner, stride_g, 0, HEAD, WIDTH)
+    up_head = _tile(at_up, n, inner, stride_g, 0, HEAD, WIDTH)
+    g_head = _vector(gain, 0, HEAD, WIDTH)
+    gate_tail, up_tail, g_tail = gate_head, up_head, g_head
+    if TAIL > 0:
+        gate_tail = _tile(gate_up, n, inner, stride_g, HEAD, TAIL, WIDTH)
+        up_tail = _tile(at_up, n, inner, stride_g, HEAD, TAIL, WIDTH)
+        g_tail = _vector(gain, HEAD, TAIL, WIDTH)
+    wait_dependencies(PDL)
+    for row in tl.static_range(ROWS):
+        head = _vector(x + row * stride_x, 0, HEAD, WIDTH)
+        tail = head
+        if TAIL > 0:
+            tail = _vector(x + row * stride_x, HEAD, TAIL, WIDTH)
+        scale = _scale(head, tail, eps, WIDTH, TAIL)
+        head, tail = head * g_head, tail * g_tail
+        gate = _dot(head, tail, gate_head, gate_tail, TAIL) * scale
+        up = _dot(head, tail, up_head, up_tail, TAIL) * scale
+        result = narrow(combine_gate(gate, up, "silu", 0.0, 0.0), gated.dtype.element_ty)
+        tl.store(gated + row * inner + n, result, mask=n < inner)
+
+
+@triton.jit(do_not_specialize=["eps"])
+def norm_gate(x, gain, router, gate_up, normed, logits, gated, eps, inner, stride_x, stride_r, stride_g,
+              WIDTH: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+              EXPERTS: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """Of the normed rows: the router's logits (EXPERTS > 0) and beside them a gated projection (GATED)."""
+    launch_dependents(PDL)
+    pid = tl.program_id(0)
+    FIRST: tl.constexpr = (EXPERTS + COLS - 1) // COLS
+    if not GATED:
+        _route(pid, x, gain, router, normed, logits, eps, stride_x, stride_r, WIDTH, HEAD, TAIL, ROWS, COLS, EXPERTS,
+               PDL)  # fmt: skip
+    elif EXPERTS == 0:
+        _gate(pid, x, gain, gate_up, gated, eps, inner, stride_x, stride_g, WIDTH, HEAD, TAIL, ROWS, COLS, PDL)
+    else:
+        if pid < FIRST:
+            _route(pid, x, gain, router, normed, logits, eps, stride_x, stride_r, WIDTH, HEAD, TAIL, ROWS, COLS,
+                   EXPERTS, PDL)  # fmt: skip
+        else:
+            _gate(pid - FIRST, x, gain, gate_up, gated, eps, inner, stride_x, stride_g, WIDTH, HEAD, TAIL, ROWS, COLS,
+                  PDL)  # fmt: skip
+
+
+@helper
+def _choose(logits, correction, weights, ids, sorted_ids, expert_ids, post, tokens, scale, cap, blocks,
+            EXPERTS: tl.constexpr, COLUMNS: tl.constexpr, MOST: tl.constexpr, TOPK: tl.constexpr, SLOTS: tl.constexpr,
+            SCORING: tl.constexpr, RENORM: tl.constexpr, BIASED: tl.constexpr, GROUPS: tl.constexpr,
+            TOP_GROUPS: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr, FILL: tl.constexpr):  # fmt: skip
+    """Experts of all rows, and with BLOCK > 0 their entries sorted into blocks."""
+    rows = tl.arange(0, MOST)
+    slots = tl.arange(0, SLOTS)
+    columns = tl.arange(0, COLUMNS)
+    live = rows < tokens
+    inside = (columns < EXPERTS)[None, :]
+    at = logits + rows[:, None] * EXPERTS + columns[None, :]
+    values = tl.load(at, mask=live[:, None] & inside, other=0.0)
+    kept, chosen = choose_rows(values, correction, columns, inside, scale, EXPERTS, COLUMNS, MOST, TOPK, SLOTS,
+                               SCORING, RENORM, BIASED, GROUPS, TOP_GROUPS, EPS)  # fmt: skip
+    entry = rows[:, None] * TOPK + slots[None, :]
+    mask = live[:, None] & (slots < TOPK)[None, :]
+    tl.store(weights + entry, kept, mask=mask)
+    tl.store(ids + entry, chosen, mask=mask)
+    if BLOCK > 0:
+        bucket = tl.reshape(tl.where(mask, chosen + 1, -1), [MOST * SLOTS])
+        align_entries(bucket, tl.reshape(entry, [MOST * SLOTS]), sorted_ids, expert_ids, post, tokens * TOPK, cap,
+                      blocks, BLOCK, MOST * SLOTS, FILL)  # fmt: skip
+
+
+@helper
+def _add(part, x, weight, residual, out, cols, stride_x, stride_w, stride_r, WIDTH: tl.constexpr, HEAD: tl.constexpr,
+         TAIL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """COLS columns of residual + x @ weight.T."""
+    n = part * COLS + tl.arange(0, COLS)
+    w_head = _tile(weight, n, cols, stride_w, 0, HEAD, WIDTH)
+    w_tail = w_head
+    if TAIL > 0:
+        w_tail = _tile(weight, n, cols, stride_w, HEAD, TAIL, WIDTH)
+    wait_dependencies(PDL)
+    for row in tl.static_range(ROWS):
+        head = _vector(x + row * stride_x, 0, HEAD, WIDTH)
+        tail = head
+        if TAIL > 0:
+            tail = _vector(x + row * stride_x, HEAD, TAIL, WIDTH)
+        before = tl.load(residual + row * stride_r + n, mask=n < cols, other=0.0).to(tl.float32)
+        result = before + _dot(head, tail, w_head, w_tail, TAIL)
+        tl.store(out + row * cols + n, narrow(result, out.dtype.element_ty), mask=n < cols)
+
+
+@triton.jit(do_not_specialize=["tokens", "scale", "cap", "blocks"])
+def choose_add(logits, correction, weights, ids, sorted_ids, expert_ids, post, x, weight, residual, out, tokens, scale,
+               cap, blocks, cols, stride_x, stride_w, stride_r, WIDTH: tl.constexpr, HEAD: tl.constexpr,
+               TAIL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, CHOOSE: tl.constexpr, ADD: tl.constexpr,
+               EXPERTS: tl.constexpr, COLUMNS: tl.constexpr, MOST: tl.constexpr, TOPK: tl.constexpr,
+               SLOTS: tl.constexpr, SCORING: tl.constexpr, RENORM: tl.constexpr, BIASED: tl.constexpr,
+               GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
+               FILL: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """The first program chooses experts (CHOOSE); the others add a linear layer to the residual (ADD)."""
+    launch_dependents(PDL)
+    pid = tl.program_id(0)
+    if not CHOOSE:
+        _add(pid, x, weight, residual, out, cols, stride_x, stride_w, stride_r, WIDTH, HEAD, TAIL, ROWS, COLS, PDL)
+    elif not ADD:
+        wait_dependencies(PDL)
+        _choose(logits, correction, weights, ids, sorted_ids, expert_ids, post, tokens, scale, cap, blocks, EXPERTS,
+                COLUMNS, MOST, TOPK, SLOTS, SCORING, RENORM, BIASED, GROUPS, TOP_GROUPS, EPS, BLOCK,
+                FILL)  # fmt: skip
+    else:
+        if pid == 0:
+            wait_dependencies(PDL)
+            _choose(logits, correction, weights, ids, sorted_ids, expert_ids, post, tokens, scale, cap, blocks,
+                    EXPERTS, COLUMNS, MOST, TOPK, SLOTS, SCORING, RENORM, BIASED, GROUPS, TOP_GROUPS, EPS, BLOCK,
+                    FILL)  # fmt: skip
+        else:
+            _add(pid - 1, x, weight, residual, out, cols, stride_x, stride_w, stride_r, WIDTH, HEAD, TAIL, ROWS, COLS,
+                 PDL)  # fmt: skip

@@ -1,0 +1,97 @@
+"""The decode step of at most FEW_ROWS sequences: eight kernels a layer, where each tensor operation has its own else.
+
+At so few rows a step costs the reading of its weights and the number of its kernels. So a layer is: norm and query,
+key, value; attention of the new tokens and its output in two kernels; norm, router and shared gates; choice of
+experts, their alignment and the shared down projection; and the three of the routed experts, which stay the tuned op.
+They run on one stream, each with its weights under way while its predecessor ends (`xkernels.ops.few_rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from serving.server.experts import Experts
+from serving.server.kvcache import KvCache
+from serving.server.recorder import Recorder
+from serving.server.spec import DecoderSpec
+from serving.server.weights import DecoderWeights, LayerWeights, MlpWeights
+from xkernels.ops.decoder import add_rms_norm
+from xkernels.ops.few_rows import FEW_ROWS, add_linear, choose_experts, norm_gate, norm_linear
+from xkernels.ops.new_token import HeadRules, NewTokens, new_token_attention
+from xkernels.ops.prepared import PreparedExperts
+
+__all__ = ["FEW_ROWS", "FewRows"]
+
+
+class FewRows:
+    """Decode steps over the kernels of few rows.
+
+    Args:
+        spec, weights, cache, experts, recorder: the decoder's.
+        prepared: routed experts by layer.
+        turn: cosines and sines [positions, head_dim].
+    """
+
+    functions: Mapping[str, Callable[..., Any]] = {
+        "few_rows_qkv": norm_linear, "few_rows_attention": new_token_attention, "few_rows_router": norm_gate,
+        "few_rows_topk": choose_experts, "few_rows_down": add_linear,
+    }  # fmt: skip
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: DecoderWeights,
+        cache: KvCache,
+        experts: Experts,
+        prepared: Mapping[int, PreparedExperts],
+        turn: tuple[torch.Tensor, torch.Tensor],
+        recorder: Recorder | None,
+    ) -> None:
+        self.weights, self.cache, self.experts, self.prepared = weights, cache, experts, prepared
+        self.recorder, self.eps = recorder, spec.rms_eps
+        self.rules = [
+            HeadRules(spec.heads, spec.kv_heads, *turn, spec.rms_eps, layer.q_norm, layer.k_norm)
+            for layer in weights.layers
+        ]
+
+    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, length: int) -> torch.Tensor:
+        """As `Decoder.decode`, for at most FEW_ROWS rows."""
+        steps = NewTokens(positions, slots, self.cache.length, length)
+        # torch's kernel begins after all that came before it has ended, which kernels that overlap rely on.
+        x = self.weights.embed.index_select(0, tokens)
+        delta: torch.Tensor | None = None
+        for index, layer in enumerate(self.weights.layers):
+            x, qkv = norm_linear(x, delta, layer.input_norm, self.eps, layer.qkv, layer.qkv_bias)
+            x = new_token_attention(
+                qkv, self.rules[index], steps, self.cache.keys[index], self.cache.values[index], layer.out,
+                layer.out_bias, x,
+            )  # fmt: skip
+            x, delta = self._feed_forward(index, layer, x)
+        _, normed = add_rms_norm(x, () if delta is None else (delta,), self.weights.norm, self.eps, overlap=True)
+        return F.linear(normed, self.weights.head).float()
+
+    def _feed_forward(
+        self, index: int, layer: LayerWeights, x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The residual [T, H] after the block, and what is still to be added to it."""
+        mlp = layer.mlp
+        if isinstance(mlp, MlpWeights):
+            _, _, gated = norm_gate(x, layer.post_norm, self.eps, None, mlp.gate_up)
+            return add_linear(gated, mlp.down, x), None
+        shared = mlp.shared
+        normed, logits, gated = norm_gate(
+            x, layer.post_norm, self.eps, mlp.router, None if shared is None else shared.gate_up
+        )
+        beside = None if shared is None else (gated, shared.down)
+        block = self.experts.block(x.shape[0])
+        chosen, x = choose_experts(logits, self.experts.router, mlp.correction, block, beside, x)
+        if self.recorder is not None:
+            self.recorder.record(index, chosen.ids)
+        routed = self.experts(
+            normed, self.prepared[index], chosen.weights, chosen.ids, index, alignment=chosen.alignment
+        )
+        return x, routed
