@@ -30,8 +30,8 @@ class Effort:
         reps: replays of each rung; rung 0 covers all candidates, each next rung the best `keep` of the one before.
         keep: candidates that enter rung 1, 2, ...
         abort: a candidate slower than this multiple of the incumbent after its first replay is not replayed again.
-        finals: candidates per projection re-measured against the default in a fresh process.
-        final_rounds: interleaved rounds of the finals.
+        finals: choices (a config per projection) that meet the default in a fresh process.
+        final_rounds: most interleaved rounds of the finals; whoever is clearly behind plays fewer.
         probes: random candidates per batch size that watch for what the prior does not know.
     """
 
@@ -54,9 +54,9 @@ class Effort:
 
 
 EFFORTS: dict[str, Effort] = {
-    "quick": Effort("quick", 28, 12, 3, 1, 2, "launch", 2, 1, (2, 5), (5,), 1.5, 1, 5),
-    "full": Effort("full", 40, 20, 3, 1, 3, "all", 6, 2, (2, 5, 10), (10, 5), 2.0, 2, 9, 1),
-    "exhaustive": Effort("exhaustive", None, None, 0, 0, 0, "all", 1_000_000, 4, (2, 4, 8), (16, 4), 1.5, 3, 9),
+    "quick": Effort("quick", 28, 12, 4, 1, 2, "launch", 2, 2, (5, 12), (5,), 1.5, 12, 64),
+    "full": Effort("full", 40, 20, 3, 2, 4, "all", 6, 3, (5, 10, 20), (10, 5), 2.0, 16, 200, 1),
+    "exhaustive": Effort("exhaustive", None, None, 0, 0, 0, "all", 1_000_000, 4, (2, 4, 8), (16, 4), 1.5, 16, 200),
 }
 
 # Under Triton's interpreter one call takes as long as thousands on a device and repeats within a few per cent.

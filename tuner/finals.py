@@ -18,6 +18,7 @@ from moegate.journal import Journal
 from tuner.child.client import ChildSpec, Worker, WorkerLost
 from tuner.config import Config
 from tuner.live import LiveOptions
+from tuner.playoff import levels
 from tuner.problem import Problem, Projection
 from tuner.strategies.base import Choice
 
@@ -53,18 +54,21 @@ class Final:
 def decide(samples: Sequence[Sequence[float]], default: int) -> list[int]:
     """Indices of candidates from best to worst; those that do not beat the default beyond noise come after it.
 
-    Rounds are paired: row i of every candidate was measured within one round, so that a drift of the machine cancels.
-    A candidate must be faster by 0.2 % and by twice the noise of the median difference (1.4826 MAD / sqrt(n)).
+    Rounds are paired: sample i of every candidate was measured within one round, so that a drift of the machine
+    cancels; a candidate that dropped out has fewer samples. To beat the default it must be faster by 0.2 % and by
+    twice the noise of the median difference (1.4826 MAD / sqrt(n)).
     """
-    medians = [statistics.median(row) for row in samples]
+    found, _ = levels(samples)
     beats = []
     for place, row in enumerate(samples):
-        gains = [base - own for base, own in zip(samples[default], row, strict=False)]
+        both = list(zip(samples[default], row, strict=False))
+        gains = [base - own for base, own in both]
         noise = _SIGMA * _mad(gains) / len(gains) ** 0.5
-        if place != default and statistics.median(gains) > max(_FLOOR * medians[default], 2 * noise):
+        least = max(_FLOOR * statistics.median(base for base, _ in both), 2 * noise)
+        if place != default and statistics.median(gains) > least:
             beats.append(place)
     rest = [place for place in range(len(samples)) if place not in beats and place != default]
-    return [*sorted(beats, key=lambda p: medians[p]), default, *sorted(rest, key=lambda p: medians[p])]
+    return [*sorted(beats, key=lambda p: found[p]), default, *sorted(rest, key=lambda p: found[p])]
 
 
 def _mad(row: Sequence[float]) -> float:
@@ -133,9 +137,11 @@ class Finals:
     def _final(
         self, size: int, configs: Pair, row: list[float], default: list[float], kept: bool, notes: list[str]
     ) -> Final:
-        base = default or row
+        # Over the rounds that both played: one that drops out early does not see how the machine changes later.
+        pairs = list(zip(row, default or row, strict=False))
+        own, base = [winner for winner, _ in pairs], [other for _, other in pairs]
         return Final(
-            size, configs, round(statistics.median(row), 3), round(statistics.median(base), 3), round(_mad(row), 3),
+            size, configs, round(statistics.median(own), 3), round(statistics.median(base), 3), round(_mad(own), 3),
             round(_mad(base), 3), kept, True, tuple(notes),
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ from tuner.child.timing import Timer, cold_copies, poisoned
 from tuner.compile.facts import captured
 from tuner.engines import load_adapter
 from tuner.engines.base import Adapter, Batch, Routes
+from tuner.playoff import play
 from tuner.problem import Problem, Projection
 from tuner.routing.load import routes_for
 from xkernels.device import Device, is_interpreted, live
@@ -113,14 +114,19 @@ class Session:
             )
         return {"samples_us": samples, **self._vitals()}
 
-    def do_finals(self, size: int, candidates: list[dict[Projection, dict[str, Any]]], rounds: int) -> dict[str, Any]:
-        """Time whole-op candidates against each other, interleaved; `samples_us[i]` belongs to `candidates[i]`."""
+    def do_finals(self, size: int, candidates: list[dict[Projection, dict[str, Any]]], rounds: int,
+                  whole: bool = False) -> dict[str, Any]:  # fmt: skip
+        """Time whole-op candidates against each other, interleaved; `samples_us[i]` belongs to `candidates[i]`.
+
+        whole: nobody drops out, all play `rounds` rounds.
+        """
         batch, timer = self._at(size), self._timer()
         calls = {f"{size} {place}": functools.partial(batch.whole, configs) for place, configs in enumerate(candidates)}
         with timer.spending("finals"):
-            samples = timer.interleaved(calls, batch.routes, rounds)
+            once = timer.rounds(calls, batch.routes)
+            samples = play(once, len(candidates), rounds, drop=not whole)
         timer.forget()
-        return {"samples_us": [samples[f"{size} {place}"] for place in range(len(candidates))], **self._vitals()}
+        return {"samples_us": samples, **self._vitals()}
 
     def do_verify(self, size: int, configs: dict[Projection, dict[str, Any]]) -> dict[str, Any]:
         """The whole op, twice, into NaN-filled memory, at `size` and at an odd size next to it."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 
+from tuner.playoff import Round
 from xkernels.device import Device, Graph
 
 __all__ = ["Timer", "cold_copies", "poisoned"]
@@ -79,20 +81,19 @@ class Timer:
                     break
         return samples
 
-    def interleaved(
-        self, calls: Mapping[str, Callable[[int], object]], routes: int, rounds: int
-    ) -> dict[str, list[float]]:
-        """Samples of several items, round by round, each round in the opposite order of the one before."""
+    def rounds(self, calls: Mapping[str, Callable[[int], object]], routes: int) -> Round:
+        """What times items by their place, round by round; all of them are captured first."""
         for call in calls.values():
             call(0)  # loads the kernels, which a graph capture must not
         self.device.synchronize()
-        works = {name: self._replayable(name, call, routes) for name, call in calls.items()}
-        samples: dict[str, list[float]] = {name: [] for name in calls}
-        order = list(works)
-        for turn in range(rounds):
-            for name in order if turn % 2 == 0 else reversed(order):
-                samples[name].append(works[name](turn))
-        return samples
+        works = [self._replayable(name, call, routes) for name, call in calls.items()]
+        turns = itertools.count()
+
+        def once(places: Sequence[int]) -> list[float]:
+            turn = next(turns)
+            return [works[place](turn) for place in places]
+
+        return once
 
     def _replayable(self, name: str, call: Callable[[int], object], routes: int) -> Callable[[int], float]:
         kept = self._kept.get(name)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from moegate.configs import BATCH_SIZES
 from moegate.errors import UsageError
 from moegate.kernels import hash_of, kernel_files
 from tuner.engines.base import (
@@ -122,10 +123,10 @@ class MoegateExperts(AdapterBase):
         return _KERNELS[projection]
 
     def helpers(self, block: int) -> Sequence[Callable[[], object]]:
-        """Sorting for few and for many tokens; the sum over slots, and quantisation where it is a step of its own."""
+        """Sorting, whose kernels depend on how many tokens; the sum over slots, and quantisation as its own step."""
         p = self.problem
         if block:
-            return [partial(moe_align_block_size, _ids(tokens, p.topk), block, p.E) for tokens in (1, 4096)]
+            return [partial(moe_align_block_size, _ids(tokens, p.topk), block, p.E) for tokens in BATCH_SIZES]
         calls: list[Callable[[], object]] = [
             partial(moe_sum_reduce, torch.empty(64, p.topk, p.H, dtype=self.dtype, device="meta"), overlap=True)
         ]

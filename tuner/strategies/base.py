@@ -6,6 +6,7 @@ run again from the start over a journal, and every outcome that the journal hold
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -232,7 +233,7 @@ class Arena:
 
 @dataclass(frozen=True)
 class Choice:
-    """What one batch size settled on: a config per projection, the summed time, and the runners-up for the finals."""
+    """What one batch size settled on: a config per projection, the summed time, and who plays the finals (it too)."""
 
     batch_size: int
     configs: dict[Projection, Config]
@@ -264,19 +265,18 @@ class Strategy(Protocol):
 
 
 def choose(arena: Arena, finals: int) -> Choice | None:
-    """The arena's winner and its contenders: the next-best configs at its BLOCK_SIZE_M, `finals` in all."""
+    """The arena's winner, and its contenders: the `finals` best choices for all projections together."""
     best = arena.joint()
     if best is None:
         return None
-    time, configs = best
-    contenders: list[dict[Projection, Config]] = [configs]
-    pools: dict[Projection, dict[int, list[Config]]] = {projection: {} for projection in arena.projections}
+    pools: dict[int, dict[Projection, list[tuple[float, Config]]]] = {}
     for projection in arena.projections:
-        for _, config in arena.ranked(projection):
-            pools[projection].setdefault(config.block_m, []).append(config)
-    for place in range(1, finals):
-        block = configs[arena.projections[0]].block_m
-        contender = {p: pools[p][block][min(place, len(pools[p][block]) - 1)] for p in arena.projections}
-        if contender not in contenders:
-            contenders.append(contender)
-    return Choice(arena.batch_size, configs, time, tuple(contenders))
+        for config, time in arena.times(projection):
+            pools.setdefault(config.block_m, {}).setdefault(projection, []).append((time, config))
+    rows: list[tuple[float, tuple[Config, ...]]] = []
+    for pool in pools.values():
+        if len(pool) == len(arena.projections):
+            few = [sorted(pool[projection])[:finals] for projection in arena.projections]
+            rows += [(sum(t for t, _ in each), tuple(c for _, c in each)) for each in itertools.product(*few)]
+    contenders = [dict(zip(arena.projections, configs, strict=True)) for _, configs in sorted(rows)[:finals]]
+    return Choice(arena.batch_size, best[1], best[0], tuple(contenders))

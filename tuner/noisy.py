@@ -1,0 +1,95 @@
+"""A recording whose answers scatter as a device's do, to see what a search is worth when no sample is true.
+
+The recorded times are taken as the true ones. Every sample is off by itself (`sd`) and with its neighbours in time
+(`drift`: a wave over `period` samples). After the search come the finals, as they are played on a device.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tuner.config import Config
+from tuner.effort import Effort
+from tuner.finals import decide
+from tuner.playoff import play
+from tuner.prior import Prior
+from tuner.problem import Projection
+from tuner.replay import Recorded, Replay, Row, Score, task_of
+from tuner.strategies.base import Choice, Outcome, Request, Strategy, Unit
+
+__all__ = ["Noise", "NoisyReplay", "noisy_score"]
+
+
+@dataclass
+class Noise:
+    """Factors to multiply true times with, the same for the same seed. `sd` and `drift` are shares of the time."""
+
+    sd: float = 0.015
+    drift: float = 0.01
+    period: int = 3000
+    seed: int = 0
+    samples: int = 0
+    _random: random.Random = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)  # noqa: S311
+        self._phase = self._random.uniform(0, math.tau)
+
+    def factor(self) -> float:
+        """The next sample's."""
+        self.samples += 1
+        wave = self.drift * math.sin(math.tau * self.samples / self.period + self._phase)
+        return (1 + wave) * (1 + self._random.gauss(0, self.sd))
+
+
+class NoisyReplay(Replay):
+    """Answers from a recording with noise; a second sample is taken only where the first is not above the bar."""
+
+    def __init__(self, recorded: Recorded, noise: Noise) -> None:
+        super().__init__(recorded)
+        self.noise = noise
+
+    def _one(self, request: Request) -> Outcome:
+        true = super()._one(request)
+        bar = request.bar()
+        samples: list[float] = []
+        for us in true.samples_us:
+            samples.append(us * self.noise.factor())
+            if bar is not None and samples[0] > bar:
+                break
+        return Outcome(true.unit, true.rung, tuple(samples), true.error, true.reason)
+
+
+def noisy_score(recorded: Recorded, strategy: Strategy, prior: Prior | None, effort: Effort, noise: Noise) -> Score:
+    """Let a strategy search a recording under noise and play the finals; regret is of the true times.
+
+    The finals end with the winner, whether or not it beats the default: what they keep then is a matter of its own.
+    """
+    task = task_of(recorded, effort, prior)
+    findings = strategy.tune(task, NoisyReplay(recorded, noise))
+    rows = []
+    for size in recorded.sizes:
+        arena = findings.arenas[size]
+        default = dict.fromkeys(recorded.projections, task.default(size))
+        chosen = _final(recorded, findings.choices[size], default, effort.final_rounds, noise)
+        rows.append(Row(size, chosen, recorded.best(size), len(arena.samples) + len(arena.errors)))
+    return Score(tuple(rows), findings.evaluations, recorded.visited)
+
+
+def _final(
+    recorded: Recorded, choice: Choice, default: dict[Projection, Config], rounds: int, noise: Noise
+) -> float:  # fmt: skip
+    """The true time of whoever wins."""
+    pairs = [default, *(pair for pair in choice.contenders if pair != default)]
+    units = [[Unit(choice.batch_size, p, pair[p]) for p in recorded.projections] for pair in pairs]
+    times = [sum(recorded.times.get(unit, math.inf) for unit in pair) for pair in units]
+    true = [time for time in times if time < math.inf]
+
+    def once(places: Sequence[int]) -> list[float]:
+        return [true[place] * noise.factor() for place in places]
+
+    order = decide(play(once, len(true), rounds), 0 if times[0] < math.inf else len(true) - 1)
+    return true[order[0]]
