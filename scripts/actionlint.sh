@@ -27,13 +27,16 @@ const fs = require("node:fs");
 const [home, config, ...paths] = process.argv.slice(2);
 const labels = new Set(Array.from(fs.readFileSync(config, "utf-8").matchAll(/^ +- (\S+)/gm), (match) => match[1]));
 const known = (finding) => finding.kind === "runner-label" && labels.has(finding.message.split('"')[1]);
-require(`${home}/node.cjs`).createLinter().then((lint) => {
+const { createLinter } = require(`${home}/node.cjs`);
+(async () => {
   let found = 0;
-  for (const path of paths)
+  for (const path of paths) {
+    const lint = await createLinter(); // a new one each: at its third or fourth file it may end in `unreachable`
     for (const finding of lint(fs.readFileSync(path, "utf-8"), path).filter((one) => !known(one))) {
       found += 1;
       console.log(`${path}:${finding.line}:${finding.column}: ${finding.message} [${finding.kind}]`);
     }
+  }
   process.exit(found ? 1 : 0);
-});
+})();
 JS
