@@ -57,10 +57,12 @@ def _tunings(runs: list[dict[str, Any]]) -> list[str]:
 def _sweeps(sweeps: list[dict[str, Any]], replays: list[dict[str, Any]]) -> list[str]:
     lines = ["\n## Sweeps, and searches replayed on them\n"]
     lines += [f"- {sweep['dtype']}: {sweep['words']}" for sweep in sweeps]
-    lines += ["\n| sweep | effort | prior | mean regret | worst | evaluations |", "|---|---|---|---|---|---|"]
+    heads = ("sweep", "effort", "prior", "mean regret", "worst", "of the sweep's timings", "under noise: mean", "worst")
+    lines += ["\n| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for r in replays:
         lines.append(
-            f"| {r['sweep']} | {r['effort']} | {r['prior']} | {r['mean']} % | {r['worst']} % | {r['share']} % |"
+            f"| {r['sweep']} | {r['effort']} | {r['prior']} | {r['mean']} % | {r['worst']} % | {r['share']} % | "
+            f"{r['noisy_mean']} % | {r['noisy_worst']} % |"
         )
     return lines
 
