@@ -19,9 +19,9 @@ from moegate.records import ConfigUse, Proof
 from serving.server.spec import DecoderSpec
 from serving.server.weights import MoeWeights
 from xkernels import device as devices
-from xkernels.ops.align import Alignment
 from xkernels.ops.expert_parallel import EpLayout, EpPeerLost, ep_fused_experts
-from xkernels.ops.fused_experts import function_of, fused_experts
+from xkernels.ops.few_rows import Chosen
+from xkernels.ops.fused_experts import expert_slots, function_of, fused_experts
 from xkernels.ops.prepared import PreparedExperts, prepare_experts
 from xkernels.ops.topk import Router, router_logits, router_logits_reference, topk, topk_reference
 
@@ -117,9 +117,21 @@ class Experts:
         up, _ = (None, None) if self.layout is not None else self._configs(m)
         return None if up is None else int(up["BLOCK_SIZE_M"])
 
-    def __call__(self, x: torch.Tensor, experts: PreparedExperts, weights: torch.Tensor, ids: torch.Tensor, layer: int,
-                 alignment: Alignment | None = None) -> torch.Tensor:  # fmt: skip
-        """Routed experts of one layer; `x` [M, H] -> [M, H]. `alignment`: in blocks of `block(M)`, if it is there."""
+    def slots(self, x: torch.Tensor, experts: PreparedExperts, chosen: Chosen, layer: int) -> torch.Tensor:
+        """Routed experts of one layer before their sum: `x` [M, H] -> [M, slots, H], one slot where that is done here.
+
+        `chosen`: aligned in blocks of `block(M)`.
+        """
+        if chosen.alignment is None:
+            return self(x, experts, chosen.weights, chosen.ids, layer)[:, None]
+        up, down = self._counted(x.shape[0])
+        assert up is not None
+        assert down is not None
+        return expert_slots(x, experts, chosen.weights, chosen.alignment, up, down)
+
+    def __call__(self, x: torch.Tensor, experts: PreparedExperts, weights: torch.Tensor, ids: torch.Tensor, layer: int
+                 ) -> torch.Tensor:  # fmt: skip
+        """Routed experts of one layer; `x` [M, H] -> [M, H]."""
         if self.layout is not None:
             if self._call_others is not None:
                 self._call_others(layer)
@@ -128,8 +140,7 @@ class Experts:
             except EpPeerLost as error:
                 raise InfraError(f"an expert rank is gone: {error}") from None
         up, down = self._counted(x.shape[0])
-        return fused_experts(x, experts, weights, ids, backend=self.selection.resolved, up=up, down=down,
-                             alignment=alignment)  # fmt: skip
+        return fused_experts(x, experts, weights, ids, backend=self.selection.resolved, up=up, down=down)
 
     def proof(self) -> Proof:
         """What was asked, what ran, and which config every batch size got."""

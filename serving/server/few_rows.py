@@ -1,9 +1,10 @@
-"""The decode step of at most FEW_ROWS sequences: eight kernels a layer, where each tensor operation has its own else.
+"""The decode step of at most FEW_ROWS sequences: seven kernels a layer, where each tensor operation has its own else.
 
-At so few rows a step costs the reading of its weights and the number of its kernels. So a layer is: norm and query,
-key, value; attention of the new tokens and its output in two kernels; norm, router and shared gates; choice of
-experts, their alignment and the shared down projection; and the three of the routed experts, which stay the tuned op.
-They run on one stream, each with its weights under way while its predecessor ends (`xkernels.ops.few_rows`).
+At so few rows a step costs the reading of its weights and the number of its kernels. So a layer is: the sum of all
+that came before, its norm and query, key, value; attention of the new tokens and its output in two kernels; norm,
+router and shared gates; choice of experts, their alignment and the shared down projection; and the two tuned
+projections of the routed experts. They run on one stream, each with its weights under way while its predecessor ends
+(`xkernels.ops.few_rows`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from xkernels.ops.decoder import add_rms_norm
 from xkernels.ops.few_rows import FEW_ROWS, add_linear, choose_experts, norm_gate, norm_linear
 from xkernels.ops.new_token import HeadRules, NewTokens, new_token_attention
 from xkernels.ops.prepared import PreparedExperts
+from xkernels.ops.reduce import moe_sum_reduce
 
 __all__ = ["FEW_ROWS", "FewRows"]
 
@@ -71,13 +73,14 @@ class FewRows:
                 layer.out_bias, x,
             )  # fmt: skip
             x, delta = self._feed_forward(index, layer, x)
-        _, normed = add_rms_norm(x, () if delta is None else (delta,), self.weights.norm, self.eps, overlap=True)
+        deltas = () if delta is None else (moe_sum_reduce(delta, overlap=True),)
+        _, normed = add_rms_norm(x, deltas, self.weights.norm, self.eps, overlap=True)
         return F.linear(normed, self.weights.head).float()
 
     def _feed_forward(
         self, index: int, layer: LayerWeights, x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The residual [T, H] after the block, and what is still to be added to it."""
+        """The residual [T, H] after the block, and what is still to be added to it: slots [T, S, H]."""
         mlp = layer.mlp
         if isinstance(mlp, MlpWeights):
             _, _, gated = norm_gate(x, layer.post_norm, self.eps, None, mlp.gate_up)
@@ -91,7 +94,4 @@ class FewRows:
         chosen, x = choose_experts(logits, self.experts.router, mlp.correction, block, beside, x)
         if self.recorder is not None:
             self.recorder.record(index, chosen.ids)
-        routed = self.experts(
-            normed, self.prepared[index], chosen.weights, chosen.ids, index, alignment=chosen.alignment
-        )
-        return x, routed
+        return x, self.experts.slots(normed, self.prepared[index], chosen, index)

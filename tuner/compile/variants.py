@@ -144,7 +144,7 @@ def _few_rows(target: Target, rows: int, normed_heads: bool = False, router: Rou
     norm = meta(128) if normed_heads else None
     rules = HeadRules(10, 10, turn, turn, 1e-6, norm, norm)
     at = NewTokens(meta(rows, dtype=int64), meta(rows, dtype=int64), 4096, 4096)
-    x, qkv = norm_linear(x, None if router is None else x, gain, 1e-6, meta(3840, 1280))
+    x, qkv = norm_linear(x, None if router is None else meta(rows, 6, 1280), gain, 1e-6, meta(3840, 1280))
     x = new_token_attention(qkv, rules, at, cache, cache, meta(1280, 1280), None, x)
     if router is None:
         _, _, gated = norm_gate(x, gain, 1e-6, None, meta(13696, 1280))

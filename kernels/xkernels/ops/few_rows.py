@@ -10,6 +10,7 @@ from xkernels.ops._details import few_rows as _k
 from xkernels.ops._details.common import cdiv, next_power_of_2, overlapping
 from xkernels.ops.align import Alignment, capacity, moe_align_block_size_reference
 from xkernels.ops.decoder import add_rms_norm_reference
+from xkernels.ops.reduce import moe_sum_reduce_reference
 from xkernels.ops.topk import EPS, Router, check_router, router_logits_reference, topk_reference
 
 FEW_ROWS = 4  # rows for which reading the weights is all that a linear layer costs
@@ -39,10 +40,11 @@ def norm_linear(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Residual sum, its RMS norm, and a linear layer of that, for at most FEW_ROWS rows.
 
-    x, delta [T, K]; gain [K]; weight [N, K]; bias [N]; rows contiguous. Returns (x + delta [T, K], rounded once; x
-    itself without a delta) and norm(sum) * gain @ weight.T + bias [T, N] of x's dtype, in float32 in between, in an
-    order that does not depend on T. overlap: ask for the weights while the predecessor drains, where the device can;
-    not after streams have joined. Raises ValueError when shapes do not fit.
+    x [T, K]; delta [T, K], or [T, slots, K], whose slots are summed as `moe_sum_reduce` does; gain [K]; weight [N, K];
+    bias [N]; rows contiguous. Returns (x + delta [T, K], rounded once; x itself without a delta) and
+    norm(sum) * gain @ weight.T + bias [T, N] of x's dtype, in float32 in between, in an order that does not depend on
+    T. overlap: ask for the weights while the predecessor drains, where the device can; not after streams have joined.
+    Raises ValueError when shapes do not fit.
     """
     _check_rows(x, weight, gain)
     _check_beside(x, delta, bias, weight.shape[0])
@@ -52,9 +54,10 @@ def norm_linear(
     total = x if delta is None else torch.empty((rows, width), dtype=x.dtype, device=x.device)
     out = torch.empty((rows, cols), dtype=x.dtype, device=x.device)
     d = x if delta is None else delta
+    slots, stride_slot = (d.shape[1], d.stride(1)) if d.ndim == 3 else (int(delta is not None), 0)
     _k.norm_linear[(cdiv(cols, each),)](
-        x, d, gain, weight, bias, total, out, eps, cols, x.stride(0), d.stride(0), weight.stride(0), WIDTH=width,
-        HEAD=head, TAIL=tail, ROWS=rows, COLS=each, DELTA=delta is not None, HAS_BIAS=bias is not None,
+        x, d, gain, weight, bias, total, out, eps, cols, x.stride(0), d.stride(0), stride_slot, weight.stride(0),
+        WIDTH=width, HEAD=head, TAIL=tail, ROWS=rows, COLS=each, SLOTS=slots, HAS_BIAS=bias is not None,
         num_warps=_WARPS, **overlapping(x, overlap),
     )  # fmt: skip
     return total, out
@@ -69,6 +72,8 @@ def norm_linear_reference(
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The twin of `norm_linear` in plain torch."""
+    if delta is not None and delta.ndim == 3:
+        delta = moe_sum_reduce_reference(delta)
     total, _ = add_rms_norm_reference(x, () if delta is None else (delta,), gain, eps)
     offset = None if bias is None else bias.float()
     return total, torch.nn.functional.linear(_normed(total, gain, eps), weight.float(), offset).to(x.dtype)
@@ -255,7 +260,8 @@ def _check_rows(x: torch.Tensor, weight: torch.Tensor, gain: torch.Tensor | None
 
 
 def _check_beside(x: torch.Tensor, delta: torch.Tensor | None, bias: torch.Tensor | None, cols: int) -> None:
-    if delta is not None and (delta.shape != x.shape or delta.dtype != x.dtype or delta.stride(1) != 1):
+    shape = None if delta is None else (delta.shape[0], delta.shape[-1])
+    if delta is not None and (shape != x.shape or delta.ndim > 3 or delta.dtype != x.dtype or delta.stride(-1) != 1):
         raise ValueError(f"delta must be as x {list(x.shape)}, rows contiguous, not {list(delta.shape)}")
     if bias is not None and (bias.shape != (cols,) or bias.stride(0) != 1):
         raise ValueError(f"bias must be [{cols}], contiguous, not {list(bias.shape)}")

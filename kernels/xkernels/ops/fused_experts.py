@@ -7,11 +7,25 @@ from typing import Any
 
 import torch
 
-from xkernels.ops._details.experts import Call, run_aligned, run_reference, run_torch, run_triton
+from xkernels.ops._details.experts import (
+    Call,
+    down_projection,
+    run_reference,
+    run_torch,
+    run_triton,
+    up_projection,
+)
 from xkernels.ops.align import Alignment
 from xkernels.ops.prepared import PreparedExperts, prepare_experts
 
-__all__ = ["PreparedExperts", "fused_experts", "fused_experts_reference", "prepare_experts"]
+__all__ = [
+    "PreparedExperts",
+    "expert_slots",
+    "expert_slots_reference",
+    "fused_experts",
+    "fused_experts_reference",
+    "prepare_experts",
+]
 
 _ROWS: dict[str, Callable[[Call], torch.Tensor]] = {
     "triton": run_triton,
@@ -32,7 +46,6 @@ def fused_experts(
     expert_map: torch.Tensor | None = None,
     apply_router_weight_on_input: bool = False,
     routed_scaling_factor: float | None = None,
-    alignment: Alignment | None = None,
 ) -> torch.Tensor:
     """Routed experts of one layer.
 
@@ -40,8 +53,7 @@ def fused_experts(
     is zero). expert_map: int32 [global experts], the local index of each or -1: topk_ids are global then. backend:
     `triton`, `torch` or `reference`, already resolved by `moegate.dispatch`. up, down: configs of the two projections
     for this M ({"BLOCK_SIZE_M": ..}); they must agree in BLOCK_SIZE_M; only `triton` needs them. The router weight
-    multiplies the up projection's result with apply_router_weight_on_input, else the down projection's. alignment: of
-    topk_ids, in blocks of BLOCK_SIZE_M, where whoever chose the experts has made it already; only `triton` takes one.
+    multiplies the up projection's result with apply_router_weight_on_input, else the down projection's.
     Returns [M, H] of x's dtype. Raises ValueError when shapes do not fit or the backend is unknown.
     """
     row = _ROWS.get(backend)
@@ -50,13 +62,37 @@ def fused_experts(
     ids = _local(topk_ids, expert_map)
     _check_call(x, experts, topk_weights, ids)
     scale = routed_scaling_factor
-    call = Call(x, experts, topk_weights, ids, up, down, apply_router_weight_on_input, scale)
-    if alignment is None:
-        return row(call)
-    blocks = {int(config["BLOCK_SIZE_M"]) for config in (up, down) if config is not None}
-    if row is not run_triton or expert_map is not None or up is None or down is None or blocks != {alignment.block}:
-        raise ValueError(f"an alignment is for triton, local ids and BLOCK_SIZE_M {alignment.block}, not {blocks}")
-    return run_aligned(call, alignment)
+    return row(Call(x, experts, topk_weights, ids, up, down, apply_router_weight_on_input, scale))
+
+
+def expert_slots(
+    x: torch.Tensor,
+    experts: PreparedExperts,
+    topk_weights: torch.Tensor,
+    alignment: Alignment,
+    up: Mapping[str, Any],
+    down: Mapping[str, Any],
+) -> torch.Tensor:
+    """The two projections of backend `triton` alone: for who aligns the choice and sums over its slots elsewhere.
+
+    x [M, H]; topk_weights float32 [M, k], contiguous; alignment of the chosen ids in blocks of both configs'
+    BLOCK_SIZE_M. Returns [M, k, H] of x's dtype: its sum over k, as `moe_sum_reduce` takes it, is `fused_experts`.
+    Raises ValueError when shapes or blocks do not fit.
+    """
+    if {int(config["BLOCK_SIZE_M"]) for config in (up, down)} != {alignment.block}:
+        raise ValueError(f"an alignment in blocks of {alignment.block} does not fit {dict(up)} and {dict(down)}")
+    _check_call(x, experts, topk_weights, topk_weights)
+    hidden = up_projection(x, experts, topk_weights, alignment, up, down=down)
+    return down_projection(hidden, experts, topk_weights, alignment, down, x.dtype)
+
+
+def expert_slots_reference(
+    x: torch.Tensor, experts: PreparedExperts, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+) -> torch.Tensor:
+    """The twin of `expert_slots`: `fused_experts_reference` of each slot alone."""
+    slots = zip(topk_weights.split(1, 1), topk_ids.split(1, 1), strict=True)
+    outs = [fused_experts_reference(x, experts, weights.contiguous(), ids) for weights, ids in slots]
+    return torch.stack(outs, 1)
 
 
 def function_of(backend: str) -> Callable[[Call], torch.Tensor]:

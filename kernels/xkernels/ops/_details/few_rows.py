@@ -35,11 +35,16 @@ def _vector(at, START: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @helper
-def _residual(x, delta, START: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, DELTA: tl.constexpr):
-    """Values of x + delta, rounded once as whoever stores them does."""
+def _residual(x, delta, stride_slot, START: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+              SLOTS: tl.constexpr):  # fmt: skip
+    """Values of x + the sum of delta's slots, each sum rounded once as whoever stores it does."""
     value = _vector(x, START, BLOCK, WIDTH)
-    if DELTA:
-        value = narrow(value + _vector(delta, START, BLOCK, WIDTH), x.dtype.element_ty).to(tl.float32)
+    if SLOTS > 0:
+        added = _vector(delta, START, BLOCK, WIDTH)
+        for slot in tl.static_range(1, SLOTS):
+            added += _vector(delta + slot * stride_slot, START, BLOCK, WIDTH)
+        added = narrow(added, delta.dtype.element_ty).to(tl.float32)
+        value = narrow(value + added, x.dtype.element_ty).to(tl.float32)
     return value
 
 
@@ -69,10 +74,10 @@ def _put(at, value, START: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexp
 
 
 @triton.jit(do_not_specialize=["eps"])
-def norm_linear(x, delta, gain, weight, bias, total, out, eps, cols, stride_x, stride_d, stride_w,
+def norm_linear(x, delta, gain, weight, bias, total, out, eps, cols, stride_x, stride_d, stride_slot, stride_w,
                 WIDTH: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-                DELTA: tl.constexpr, HAS_BIAS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """out = norm(x + delta) * gain @ weight.T + bias; the first program stores the sum."""
+                SLOTS: tl.constexpr, HAS_BIAS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """out = norm(x + sum of delta's SLOTS) * gain @ weight.T + bias; the first program stores the sum."""
     launch_dependents(PDL)
     pid = tl.program_id(0)
     n = pid * COLS + tl.arange(0, COLS)
@@ -87,14 +92,14 @@ def norm_linear(x, delta, gain, weight, bias, total, out, eps, cols, stride_x, s
     for row in tl.static_range(ROWS):
         at_x = x + row * stride_x
         at_d = delta + row * stride_d
-        head = _residual(at_x, at_d, 0, HEAD, WIDTH, DELTA)
+        head = _residual(at_x, at_d, stride_slot, 0, HEAD, WIDTH, SLOTS)
         tail = head
         if TAIL > 0:
-            tail = _residual(at_x, at_d, HEAD, TAIL, WIDTH, DELTA)
+            tail = _residual(at_x, at_d, stride_slot, HEAD, TAIL, WIDTH, SLOTS)
         product = _dot(head * g_head, tail * g_tail, w_head, w_tail, TAIL)
         result = product * _scale(head, tail, eps, WIDTH, TAIL) + offset
         tl.store(out + row * cols + n, narrow(result, out.dtype.element_ty), mask=n < cols)
-        if DELTA:
+        if SLOTS > 0:
             if pid == 0:
                 _put(total + row * WIDTH, head, 0, HEAD, WIDTH)
                 if TAIL > 0:

@@ -16,6 +16,7 @@ from serving.server.kvcache import KvCache
 from serving.server.spec import spec_from
 from serving.server.weights import Random, build
 from xkernels.device import live
+from xkernels.ops.align import moe_align_block_size
 from xkernels.ops.few_rows import (
     add_linear,
     add_linear_reference,
@@ -26,7 +27,9 @@ from xkernels.ops.few_rows import (
     norm_linear,
     norm_linear_reference,
 )
+from xkernels.ops.fused_experts import expert_slots, expert_slots_reference, fused_experts, prepare_experts
 from xkernels.ops.new_token import HeadRules, NewTokens, new_token_attention, new_token_attention_reference
+from xkernels.ops.reduce import moe_sum_reduce
 from xkernels.ops.topk import Router, topk
 
 DEVICE = live().torch_device()
@@ -64,6 +67,43 @@ def test_norm_linear(dtype: torch.dtype, width: int, cols: int, whole: bool) -> 
     for row in range(3):  # a row's bits do not depend on how many rows there are
         one = norm_linear(x[row : row + 1], None if delta is None else delta[row : row + 1], gain, EPS, weight, bias)
         assert torch.equal(one[1][0], out[row])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_norm_linear_sums_the_slots_of_a_layer_of_experts(dtype: torch.dtype) -> None:
+    x, gain, weight = rand(3, 72, dtype=dtype), rand(72, dtype=dtype, seed=1), matrix(10, 72, dtype, 2)
+    slots = rand(3, 7, 72, dtype=dtype, seed=3)[:, :6]
+    total, out = norm_linear(x, slots, gain, EPS, weight)
+    want_total, want = norm_linear(x, moe_sum_reduce(slots), gain, EPS, weight)
+    assert torch.equal(total, want_total)
+    assert torch.equal(out, want)
+    close(out, norm_linear_reference(x, slots, gain, EPS, weight)[1], dtype)
+
+
+CONFIG = {
+    "BLOCK_SIZE_M": 16,
+    "BLOCK_SIZE_N": 32,
+    "BLOCK_SIZE_K": 32,
+    "GROUP_SIZE_M": 1,
+    "num_warps": 4,
+    "num_stages": 2,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_expert_slots(dtype: torch.dtype) -> None:
+    experts = prepare_experts(
+        (rand(4, 48, 32) * 32**-0.5).to(dtype), (rand(4, 32, 24, seed=1) * 24**-0.5).to(dtype)
+    )  # fmt: skip
+    x, logits = rand(3, 32, dtype=dtype, seed=2), rand(3, 4, seed=3)
+    weights, ids = topk(logits, Router(2))
+    alignment = moe_align_block_size(ids, 16, 4)
+    got = expert_slots(x, experts, weights, alignment, CONFIG, CONFIG)
+    close(got, expert_slots_reference(x, experts, weights, ids), dtype)
+    whole = fused_experts(x, experts, weights, ids, backend="triton", up=CONFIG, down=CONFIG)
+    assert torch.equal(moe_sum_reduce(got), whole), "the same kernels"
+    with pytest.raises(ValueError, match="blocks of 16"):
+        expert_slots(x, experts, weights, alignment, {**CONFIG, "BLOCK_SIZE_M": 32}, CONFIG)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -201,6 +241,7 @@ def test_what_does_not_fit_is_refused() -> None:
     refused = [
         (lambda: norm_linear(rand(5, 16), None, gain, EPS, weight), "1 to 4"),
         (lambda: norm_linear(x, x[:1], gain, EPS, weight), "delta"),
+        (lambda: norm_linear(x, rand(2, 3, 8), gain, EPS, weight), "delta"),
         (lambda: norm_linear(x, None, gain[:3], EPS, weight), "gain"),
         (lambda: norm_linear(x, None, gain, EPS, weight, gain), "bias"),
         (lambda: norm_linear(x, None, gain, EPS, rand(16, 8).t()), "contiguous"),
