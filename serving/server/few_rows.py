@@ -22,11 +22,18 @@ from serving.server.spec import DecoderSpec
 from serving.server.weights import DecoderWeights, LayerWeights, MlpWeights
 from xkernels.ops.decoder import add_rms_norm
 from xkernels.ops.few_rows import FEW_ROWS, add_linear, choose_experts, norm_gate, norm_linear
+from xkernels.ops.fused_experts import expert_slots
 from xkernels.ops.new_token import HeadRules, NewTokens, new_token_attention
 from xkernels.ops.prepared import PreparedExperts
 from xkernels.ops.reduce import moe_sum_reduce
 
 __all__ = ["FEW_ROWS", "FewRows"]
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "few_rows_qkv": norm_linear, "few_rows_attention": new_token_attention, "few_rows_router": norm_gate,
+    "few_rows_topk": choose_experts, "few_rows_down": add_linear,
+}  # fmt: skip
 
 
 class FewRows:
@@ -36,12 +43,9 @@ class FewRows:
         spec, weights, cache, experts, recorder: the decoder's.
         prepared: routed experts by layer.
         turn: cosines and sines [positions, head_dim].
-    """
 
-    functions: Mapping[str, Callable[..., Any]] = {
-        "few_rows_qkv": norm_linear, "few_rows_attention": new_token_attention, "few_rows_router": norm_gate,
-        "few_rows_topk": choose_experts, "few_rows_down": add_linear,
-    }  # fmt: skip
+    `functions`: operator -> the function that does it, for the proof.
+    """
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class FewRows:
     ) -> None:
         self.weights, self.cache, self.experts, self.prepared = weights, cache, experts, prepared
         self.recorder, self.eps = recorder, spec.rms_eps
+        self.functions = {**_FUNCTIONS, **({} if experts.block(1) is None else {"few_rows_experts": expert_slots})}
         self.rules = [
             HeadRules(spec.heads, spec.kv_heads, *turn, spec.rms_eps, layer.q_norm, layer.k_norm)
             for layer in weights.layers
