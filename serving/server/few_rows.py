@@ -1,4 +1,4 @@
-"""The decode step of at most FEW_ROWS sequences: seven kernels a layer, where each tensor operation has its own else.
+"""The decode step of at most FEW_ROWS sequences: seven kernels a layer.
 
 At so few rows a step costs the reading of its weights and the number of its kernels. So a layer is: the sum of all
 that came before, its norm and query, key, value; attention of the new tokens and its output in two kernels; norm,

@@ -24,10 +24,18 @@ def _scores(logits, inside, SCORING: tl.constexpr):
 
 
 @helper
+def _ordered(bits):
+    """Bits of float32 as integers of the same order, and back: the rule is its own inverse."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@helper
 def _first_max(values, columns, COLUMNS: tl.constexpr):
-    """Largest value of each row and the first column that holds it."""
-    best = tl.max(values, 1)
-    return best, tl.min(tl.where(values == best[:, None], columns[None, :], COLUMNS), 1)
+    """Largest value of each row and the first column that holds it; integers are what a warp reduces at once."""
+    keys = _ordered(values.to(tl.int32, bitcast=True))
+    top = tl.max(keys, 1)
+    at = tl.min(tl.where(keys == top[:, None], columns[None, :], COLUMNS), 1)
+    return _ordered(top).to(tl.float32, bitcast=True), at
 
 
 @helper
@@ -69,9 +77,10 @@ def choose_rows(logits, bias_ptr, columns, inside, scale, EXPERTS: tl.constexpr,
     kept = tl.zeros([ROWS, SLOTS], tl.float32)
     chosen = tl.zeros([ROWS, SLOTS], tl.int32)
     for slot in tl.static_range(TOPK):
-        _, best = _first_max(choice, columns, COLUMNS)
+        weight, best = _first_max(choice, columns, COLUMNS)
         hit = columns[None, :] == best[:, None]
-        weight = tl.sum(tl.where(hit, score, 0.0), 1)
+        if HAS_BIAS:
+            weight = tl.sum(tl.where(hit, score, 0.0), 1)
         kept = tl.where((slots == slot)[None, :], weight[:, None], kept)
         chosen = tl.where((slots == slot)[None, :], best[:, None], chosen)
         choice = tl.where(hit, float("-inf"), choice)
