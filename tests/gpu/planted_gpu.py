@@ -50,7 +50,7 @@ class _Batch:
             _stray[(1,)](torch.empty(1, device="cuda"), 1 << 40)
             torch.cuda.synchronize()
         elif fault == "wrong":
-            out.values.mul_(1.5)
+            (out.values if out.scale is None else out.scale).mul_(1.5)
         return out
 
     def check(self, projection: Any, config: Mapping[str, Any], out: Any) -> Any:

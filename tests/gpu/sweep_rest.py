@@ -1,28 +1,82 @@
-"""Completes a recorded sweep: times what it lacks, and its leaders once more, so that all of them were timed alike."""
+"""Two sweeps for a limited time: one completes a recorded sweep, the other begins where the best are likely to be."""
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from tuner.config import Config
-from tuner.problem import Projection
+from tuner.problem import Problem, Projection
 from tuner.replay import Recorded
 from tuner.strategies.base import Arena, Findings, Request, Runner, Task, Unit, choose
 
-__all__ = ["Rest"]
+__all__ = ["Likely", "Rest"]
 
 _LEADERS, _AGAIN, _BEST, _REFINED = 10, 16, 4, 4
 _REPS = (2, 4, 8)
+_SWEPT = 0.7  # of the time, until the best are timed again
 
 
 @dataclass
-class Rest:
-    """`recorded`: swept before, with the same kernel. `chosen`: configs by batch size and projection to judge."""
+class _Sweep:
+    """`recorded`: swept before. `chosen`: configs by batch size and projection to judge."""
 
     recorded: Recorded
     chosen: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def _leading(self, count: int) -> list[tuple[int, Projection, Config]]:
+        return [
+            (size, p, config)
+            for size, arena in self.arenas.items()
+            for p in arena.projections
+            for _, config in arena.ranked(p)[:count]
+        ]
+
+    def _refined(self, task: Task) -> list[tuple[int, Projection, Config]]:
+        """The best few at every other GROUP_SIZE_M."""
+        return [
+            (size, p, config.with_(GROUP_SIZE_M=value))
+            for size, p, config in self._leading(_REFINED)
+            for axis in task.space.refined
+            if axis.name == "GROUP_SIZE_M"
+            for value in axis.values[1:]
+        ]
+
+    def _findings(self, task: Task, whole: bool) -> Findings:
+        choices = {size: choice for size, arena in self.arenas.items() if (choice := choose(arena, 3)) is not None}
+        return Findings(choices, self.arenas, whole)
+
+    def _ask(
+        self,
+        task: Task,
+        runner: Runner,
+        wanted: list[tuple[int, Projection, Config]],
+        rung: int,
+        late: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Whether all of it was answered before the deadline."""
+        fresh = [w for w in wanted if rung or not self.arenas[w[0]].seen(w[1], w[2])]
+        runner.submit([Request(Unit(*w), rung, _REPS[rung], partial(self._bar, w[0], w[1])) for w in fresh])
+        for _ in fresh:
+            if task.deadline() or late():
+                runner.cancel()
+                return False
+            outcome = runner.next()
+            self.arenas[outcome.unit.batch_size].add([outcome])
+        return True
+
+    def _bar(self, size: int, projection: Projection) -> float | None:
+        best = self.arenas[size].fastest(projection)
+        return None if best is None else 1.5 * best
+
+
+class Rest(_Sweep):
+    """Completes `recorded`, of the same kernel: what it lacks, and its leaders again, so all were timed alike."""
+
     name = "rest"
 
     def tune(self, task: Task, runner: Runner) -> Findings:
@@ -45,45 +99,71 @@ class Rest:
         if whole:
             self._ask(task, runner, self._leading(_AGAIN), 1)
             self._ask(task, runner, self._leading(_BEST), 2)
-        groups = [axis for axis in task.space.refined if axis.name == "GROUP_SIZE_M"]
-        refined = [
-            (size, p, config.with_(GROUP_SIZE_M=value))
-            for size, p, config in self._leading(_REFINED)
-            for axis in groups
-            for value in axis.values[1:]
-        ]
-        whole = self._ask(task, runner, refined, 0) and whole
-        choices = {size: choice for size, arena in self.arenas.items() if (choice := choose(arena, 3)) is not None}
-        return Findings(choices, self.arenas, whole)
+        whole = self._ask(task, runner, self._refined(task), 0) and whole
+        return self._findings(task, whole)
 
     def _first(self, before: dict[int, Arena], size: int, projection: Projection) -> list[Config]:
         chosen = [Config.of(config) for config in self.chosen.get(size, {}).get(projection, [])]
         leaders = [config for _, config in before[size].ranked(projection)[:_LEADERS]] if size in before else []
         return [*chosen, *leaders]
 
-    def _leading(self, count: int) -> list[tuple[int, Projection, Config]]:
-        return [
-            (size, p, config)
-            for size, arena in self.arenas.items()
-            for p in arena.projections
-            for _, config in arena.ranked(p)[:count]
-        ]
 
-    def _ask(self, task: Task, runner: Runner, wanted: list[tuple[int, Projection, Config]], rung: int) -> bool:
-        """Whether all of it was answered before the deadline."""
-        fresh = [w for w in wanted if rung or not self.arenas[w[0]].seen(w[1], w[2])]
-        runner.submit([Request(Unit(*w), rung, _REPS[rung], partial(self._bar, w[0], w[1])) for w in fresh])
-        for _ in fresh:
-            if task.deadline():
-                runner.cancel()
-                return False
-            outcome = runner.next()
-            self.arenas[outcome.unit.batch_size].add([outcome])
-        return True
+@dataclass
+class Likely(_Sweep):
+    """Sweeps from the likely to the unlikely for most of `seconds`, then times the best again and refines them.
 
-    def _bar(self, size: int, projection: Projection) -> float | None:
-        best = self.arenas[size].fastest(projection)
-        return None if best is None else 1.5 * best
+    Likely is what was chosen and what is one move from it, then the order in `recorded`: another dtype's sweep of the
+    same shape. Under it everything that fits this problem comes at last, what needs little memory first.
+    """
+
+    seconds: float = 60.0
+    name = "likely"
+
+    def tune(self, task: Task, runner: Runner) -> Findings:
+        """The whole of it is rarely reached: `complete` says so."""
+        began = time.monotonic()
+        self.arenas = {size: Arena(size, task.projections) for size in task.batch_sizes}
+        wanted = list(dict.fromkeys([*self._near(task), *self._ranked(task), *self._all(task)]))
+        whole = self._ask(task, runner, wanted, 0, lambda: time.monotonic() - began > _SWEPT * self.seconds)
+        again = self._ask(task, runner, self._leading(_AGAIN), 1)
+        refined = again and self._ask(task, runner, self._refined(task), 0)
+        if refined:
+            self._ask(task, runner, self._leading(_BEST), 2)
+        return self._findings(task, whole and refined)
+
+    def _near(self, task: Task) -> list[tuple[int, Projection, Config]]:
+        out = []
+        for size in task.batch_sizes:
+            for p in task.projections:
+                chosen = [Config.of(config) for config in self.chosen.get(size, {}).get(p, [])]
+                bases = [_plain(config) for config in chosen]
+                moved = [m for base in dict.fromkeys(bases) for m in task.space.moves(base, task.problem)]
+                out += [(size, p, config) for config in [*chosen, *_both(task.problem, task, [*bases, *moved])]]
+        return out
+
+    def _ranked(self, task: Task) -> list[tuple[int, Projection, Config]]:
+        """In turns: the best of every batch size and projection before the second best of any."""
+        rows = []
+        for size in task.batch_sizes:
+            arena = self.recorded.arena(size)
+            for p in task.projections:
+                ranked = [_plain(config) for _, config in arena.ranked(p)]
+                rows.append([(size, p, c) for c in _both(task.problem, task, list(dict.fromkeys(ranked)))])
+        return [each for turn in itertools.zip_longest(*rows) for each in turn if each is not None]
+
+    def _all(self, task: Task) -> list[tuple[int, Projection, Config]]:
+        tiles = _both(task.problem, task, sorted(task.candidates(), key=_footprint))
+        return [(size, p, config) for config in tiles for p in task.projections for size in task.batch_sizes]
+
+
+def _plain(config: Config) -> Config:
+    return config.without("USE_TMA").with_(GROUP_SIZE_M=1)
+
+
+def _both(problem: Problem, task: Task, tiles: list[Config]) -> list[Config]:
+    """With descriptors and without, as far as the space has them."""
+    known = [tile for tile in tiles if task.space.allows(tile, problem)]
+    return [each for tile in known for each in (tile, tile.with_(USE_TMA=True))] if task.space.has_tma else known
 
 
 def _footprint(config: Config) -> tuple[int, Config]:

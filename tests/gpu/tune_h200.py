@@ -1,14 +1,15 @@
 """The tuner held to its promises on an H200: wall time, regret against an exhaustive sweep, and the old way's price.
 
-    python tests/gpu/tune_h200.py --out DIR --dtype bfloat16 quick full exhaustive serial planted
+    python tests/gpu/tune_h200.py --out DIR --dtype bfloat16 quick full exhaustive judge serial planted
 
 Stages, each in a fresh folder: `quick`, `full` and `noprior` with cold caches (the prior leaves out sm_90),
 `exhaustive` (every config of both projections with descriptors on and off; what the stages before it compiled it does
 not compile again, what they chose it times too), `serial` (random configs the way SGLang's tuner visits them: compile,
 then 10 x 10 graph replays, one after the other in one process, for `--serial` seconds), `planted` (configs that hang,
 crash, read out of bounds, compute nonsense, exceed shared memory). With several GPUs the exhaustive sweep is dealt to
-them by batch size. The regret table comes last, from the exhaustive times where there are any; `sweep.json.gz` is what
-`tuner replay` reads.
+them by batch size. `judge` times what `quick` and `full` chose beside the best of the sweep (`--sweep`, or that of this
+run), see `judge.py`. The regret table comes last, from the exhaustive times where there are any; `sweep.json.gz` is
+what `tuner replay` reads.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels"), str(Path(__file__).parent)]
 
-from sweep_rest import Rest  # noqa: E402
+from judge import Pair, on_device, pool_of, table  # noqa: E402
+from sweep_rest import Likely, Rest  # noqa: E402
 
 from moegate.configs import BATCH_SIZES  # noqa: E402
 from moegate.journal import read  # noqa: E402
@@ -41,11 +43,11 @@ from tuner.pipeline import TuneOptions, TuneResult, tune  # noqa: E402
 from tuner.problem import Problem  # noqa: E402
 from tuner.replay import Recorded, load, score  # noqa: E402
 from tuner.strategies import strategy  # noqa: E402
-from tuner.strategies.base import Unit  # noqa: E402
+from tuner.strategies.base import Strategy, Unit  # noqa: E402
 
 SHAPE = {"E": 64, "N": 896, "H": 1280, "topk": 6}
 GROUPS = ((4096, 1, 2), (3072, 1024, 4, 8), (2048, 512, 16, 24, 32), (1536, 48, 64, 96, 128, 256))
-STAGES = ("quick", "full", "noprior", "exhaustive", "serial", "planted")
+STAGES = ("quick", "full", "noprior", "exhaustive", "judge", "serial", "planted")
 _AFTER_S = 12.0  # for what comes after a sweep: collecting and the regret table
 FIELDS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages", "USE_TMA")
 
@@ -62,7 +64,11 @@ def run_tune(args: argparse.Namespace, stage: str) -> dict[str, Any]:
     sizes = tuple(int(word) for word in args.sizes.split(",")) if args.sizes else BATCH_SIZES
     sweep = stage == "exhaustive"
     seeds = seed_sweep(args, args.out / stage) if sweep else ()
-    rest = Rest(load(args.sweep), chosen_by(args)) if sweep and args.sweep is not None else None
+    rest: Strategy | None = None
+    if sweep and args.likely is not None:
+        rest = Likely(load(args.likely), chosen_by(args), seconds=args.limit)
+    elif sweep and args.sweep is not None:
+        rest = Rest(load(args.sweep), chosen_by(args))
     options = TuneOptions(
         problem_for(args.dtype), sizes, args.out / stage, effort, engine=args.engine, prior=stage != "noprior",
         strategy="exhaustive" if sweep else "racing", without=("sm_90",), seed=args.seed, workers=args.workers,
@@ -80,10 +86,20 @@ def seed_sweep(args: argparse.Namespace, folder: Path) -> tuple[Config, ...]:
     root = args.seeds or args.out
     for stage in ("quick", "full"):
         if (root / stage / "cache").is_dir():
-            shutil.copytree(root / stage / "cache", folder / "cache", copy_function=os.link, dirs_exist_ok=True)
+            link_cache(root / stage / "cache", folder / "cache")
     chosen = chosen_by(args)
     found = {Config.of(config) for pairs in chosen.values() for configs in pairs.values() for config in configs}
     return tuple(sorted(config for config in found if config["GROUP_SIZE_M"] != 1))
+
+
+def link_cache(source: Path, target: Path) -> None:
+    """What was compiled there is compiled here too."""
+
+    def link(one: str, other: str) -> None:
+        if not Path(other).exists():
+            os.link(one, other)
+
+    shutil.copytree(source, target, copy_function=link, dirs_exist_ok=True)
 
 
 def chosen_by(args: argparse.Namespace) -> dict[int, dict[str, list[Any]]]:
@@ -240,13 +256,38 @@ def serial(args: argparse.Namespace) -> dict[str, Any]:
     return {"stage": "serial", "configs": done, "seconds_each": each, "failed": failed, "extrapolated_s": total}
 
 
+def judged(
+    args: argparse.Namespace, recorded: Recorded | None, results: list[dict[str, Any]]
+) -> dict[str, Any]:  # fmt: skip
+    """What the tunings chose, timed beside the sweep's best on this machine."""
+    finals: dict[str, dict[Any, Any]] = {row["stage"]: row["finals"] for row in results if row.get("finals")}
+    sizes = sorted({int(size) for found in finals.values() for size in found})
+    pools = []
+    for size in sizes:
+        chosen: dict[str, Pair] = {
+            stage: {p: Config.of(config) for p, config in found.get(size, found.get(str(size), {})).items()}
+            for stage, found in finals.items()
+        }
+        pools.append(pool_of(size, {stage: pair for stage, pair in chosen.items() if pair}, recorded))
+    folder = args.out / "judge"
+    folder.mkdir(exist_ok=True)
+    for root in dict.fromkeys((args.seeds or args.out, args.out)):
+        for stage in ("quick", "full", "exhaustive"):
+            if (root / stage / "cache").is_dir():
+                link_cache(root / stage / "cache", folder / "cache")
+    verdicts = on_device(problem_for(args.dtype), args.engine, folder, pools, args.judge)
+    print("\n".join(table(verdicts, tuple(finals))), flush=True)
+    return {**json.loads((folder / "judge.json").read_text()), "sweep": recorded is not None}
+
+
 def planted(args: argparse.Namespace) -> dict[str, Any]:
     """Bad configs, for real."""
     from tuner.child.client import ChildSpec
     from tuner.live import Live, LiveOptions
     from tuner.strategies.base import Request, measure
 
-    problem = Problem("fused_experts", 8, 512, 512, 2, "bfloat16")
+    fp8 = args.dtype == "fp8_w8a8"
+    problem = Problem("fused_experts", 8, 512, 512, 2, args.dtype, (128, 128) if fp8 else None)
     spec = ChildSpec(
         args.out / "planted",
         env={"TRITON_CACHE_DIR": str(args.out / "planted" / "cache"), "PYTHONPATH": str(Path(__file__).parent)},
@@ -255,13 +296,20 @@ def planted(args: argparse.Namespace) -> dict[str, Any]:
     good = {
         "BLOCK_SIZE_M": 64,
         "BLOCK_SIZE_N": 64,
-        "BLOCK_SIZE_K": 64,
+        "BLOCK_SIZE_K": 128 if fp8 else 64,
         "GROUP_SIZE_M": 1,
         "num_warps": 4,
         "num_stages": 3,
     }
-    over = {**good, "BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 256, "num_warps": 8, "num_stages": 5}
-    spill = {**good, "BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256, "num_stages": 2}
+    over = {
+        **good,
+        "BLOCK_SIZE_M": 256,
+        "BLOCK_SIZE_N": 256,
+        "BLOCK_SIZE_K": 128 if fp8 else 256,
+        "num_warps": 8,
+        "num_stages": 5,
+    }
+    spill = {**good, "BLOCK_SIZE_M": 128 if fp8 else 256, "BLOCK_SIZE_N": 256, "num_stages": 2}
     live.submit([Request(Unit(64, "up", Config.of(case)), 99, 1) for case in (good, over, spill)])
     live.cancel()  # only to compile them side by side
     cases = [good, {**good, "FAULT": "hang"}, good, {**good, "FAULT": "segfault"}, {**good, "FAULT": "illegal"}, good,
@@ -323,8 +371,13 @@ def main() -> None:
     parser.add_argument("--part", action="store_true")
     parser.add_argument("--seeds", type=Path, default=None, help="Where the tunings before a sweep lie.")
     parser.add_argument("--serial", type=float, default=40.0, help="Seconds for the serial way.")
+    parser.add_argument("--judge", type=float, default=60.0, help="Seconds for the judge.")
+    parser.add_argument("--likely", type=Path, default=None, help="Another dtype's sweep, to begin with its best.")
+    parser.add_argument("--shape", default="", help="As `tuner tune --shape` takes it, for another than the model's.")
     parser.add_argument("--sweep", type=Path, default=None, help="A recorded sweep to hold the tunings against.")
     args = parser.parse_args()
+    if args.shape:
+        SHAPE.update({name: int(value) for name, value in (part.split("=") for part in args.shape.split(","))})
     args.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     results = tunings_before(args.seeds)
@@ -334,6 +387,8 @@ def main() -> None:
             if stage == "exhaustive" and not args.part:
                 args.limit = min(args.limit, args.total - (time.monotonic() - began) - _AFTER_S)
                 recorded = collect(args, exhaustive(args, results))
+            elif stage == "judge":
+                results.append(judged(args, recorded, results))
             else:
                 results.append({"serial": serial, "planted": planted}.get(stage, partial(run_tune, stage=stage))(args))
         except Exception:  # one stage that fails does not lose the others
