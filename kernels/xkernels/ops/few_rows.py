@@ -15,9 +15,9 @@ from xkernels.ops.topk import EPS, Router, check_router, router_logits_reference
 
 FEW_ROWS = 4  # rows for which reading the weights is all that a linear layer costs
 _TILE = 16384  # weights that a program holds at once
-_COLS = 8  # rows of weights of a program, where so many fit: what is done once per program costs as much as two
+_COLS = 8  # most rows of weights of a program: each norms its rows of x itself, and fewer would do that more often
 _WARPS = 4
-_FILL = 1024
+_FILL = 1024  # entries of padding that are written at once
 
 
 class Chosen(NamedTuple):
@@ -129,9 +129,7 @@ def norm_gate_reference(
     return value.to(x.dtype) if router is not None else x.new_empty((x.shape[0], 0)), logits, gated
 
 
-def add_linear(
-    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, *, overlap: bool = True
-) -> torch.Tensor:  # fmt: skip
+def add_linear(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, *, overlap: bool = True) -> torch.Tensor:
     """residual + x @ weight.T for at most FEW_ROWS rows.
 
     x [T, K]; weight [N, K]; residual [T, N]. Returns [T, N] of residual's dtype, rounded once. Raises ValueError when
@@ -168,6 +166,8 @@ def choose_experts(
     check_router(logits, router, correction)
     if router.shared_slots or not 0 < logits.shape[0] <= FEW_ROWS or not logits.is_contiguous():
         raise ValueError(f"contiguous logits [1 to {FEW_ROWS}, E] and no shared slots, not {list(logits.shape)}")
+    if residual.ndim != 2 or residual.shape[0] != logits.shape[0]:
+        raise ValueError(f"residual must be [{logits.shape[0]}, H], not {list(residual.shape)}")
     if block is not None and block < 1:
         raise ValueError(f"block must be positive, not {block}")
     tokens, experts = logits.shape
@@ -260,9 +260,10 @@ def _check_rows(x: torch.Tensor, weight: torch.Tensor, gain: torch.Tensor | None
 
 
 def _check_beside(x: torch.Tensor, delta: torch.Tensor | None, bias: torch.Tensor | None, cols: int) -> None:
-    shape = None if delta is None else (delta.shape[0], delta.shape[-1])
-    if delta is not None and (shape != x.shape or delta.ndim > 3 or delta.dtype != x.dtype or delta.stride(-1) != 1):
-        raise ValueError(f"delta must be as x {list(x.shape)}, rows contiguous, not {list(delta.shape)}")
+    if delta is not None:
+        fits = delta.ndim in (2, 3) and (delta.shape[0], delta.shape[-1]) == x.shape and 0 not in delta.shape
+        if not fits or delta.dtype != x.dtype or delta.stride(-1) != 1:
+            raise ValueError(f"delta must be as x {list(x.shape)}, rows contiguous, not {list(delta.shape)}")
     if bias is not None and (bias.shape != (cols,) or bias.stride(0) != 1):
         raise ValueError(f"bias must be [{cols}], contiguous, not {list(bias.shape)}")
 

@@ -142,6 +142,8 @@ def _check(
         raise ValueError(f"weight [H, {heads * d}] and residual [T, H], not {list(weight.shape)}")
     if (rules.q_norm is None) != (rules.k_norm is None) or (bias is not None and bias.shape != weight.shape[:1]):
         raise ValueError("both norms or none, and one bias per row of weight, are wanted")
+    if any(gain is not None and (gain.shape != (d,) or gain.stride(0) != 1) for gain in (rules.q_norm, rules.k_norm)):
+        raise ValueError(f"the gains of both norms must be [{d}], contiguous")
     if any(t.stride(-1) != 1 for t in (qkv, k_cache, v_cache, weight, residual)):
         raise ValueError("rows must be contiguous")
     return d

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -242,6 +243,8 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: norm_linear(rand(5, 16), None, gain, EPS, weight), "1 to 4"),
         (lambda: norm_linear(x, x[:1], gain, EPS, weight), "delta"),
         (lambda: norm_linear(x, rand(2, 3, 8), gain, EPS, weight), "delta"),
+        (lambda: norm_linear(x, rand(2, 0, 16), gain, EPS, weight), "delta"),
+        (lambda: norm_linear(rand(2, 2), rand(2), gain[:2], EPS, weight[:, :2]), "delta"),
         (lambda: norm_linear(x, None, gain[:3], EPS, weight), "gain"),
         (lambda: norm_linear(x, None, gain, EPS, weight, gain), "bias"),
         (lambda: norm_linear(x, None, gain, EPS, rand(16, 8).t()), "contiguous"),
@@ -250,10 +253,13 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: norm_gate(x, gain, EPS, router, weight[:7]), "as many gate rows"),
         (lambda: add_linear(x, weight, rand(2, 9)), "residual"),
         (lambda: choose_experts(rand(5, 8), Router(2), None, 16, None, x), "1 to 4"),
+        (lambda: choose_experts(rand(2, 8), Router(2), None, 16, None, rand(3, 16)), "residual"),
+        (lambda: choose_experts(rand(2, 8), Router(2), None, 16, (rand(3, 16), weight), rand(3, 8)), "residual"),
         (lambda: choose_experts(rand(2, 8), Router(2, shared_slots=1), None, 16, None, x), "shared slots"),
         (lambda: choose_experts(rand(2, 8), Router(9), None, 16, None, x), "exceeds"),
         (lambda: choose_experts(rand(2, 8), Router(2), None, 0, None, x), "positive"),
         (lambda: new_token_attention(**copied(problem, weight=rand(24, 8))), "weight"),
+        (lambda: new_token_attention(**copied(problem, rules=replace(problem["rules"], q_norm=gain[:3]))), "gains"),
         (lambda: new_token_attention(**copied(problem, k_cache=rand(9, 8))), "caches"),
         (lambda: new_token_attention(**copied(problem, qkv=rand(2, 100))), "heads"),
     ]  # fmt: skip
