@@ -293,23 +293,11 @@ def planted(args: argparse.Namespace) -> dict[str, Any]:
         env={"TRITON_CACHE_DIR": str(args.out / "planted" / "cache"), "PYTHONPATH": str(Path(__file__).parent)},
     )
     live = Live(spec, problem, LiveOptions("planted_gpu:make", routes=2, workers=4, deadline_s=4.0))
-    good = {
-        "BLOCK_SIZE_M": 64,
-        "BLOCK_SIZE_N": 64,
-        "BLOCK_SIZE_K": 128 if fp8 else 64,
-        "GROUP_SIZE_M": 1,
-        "num_warps": 4,
-        "num_stages": 3,
-    }
-    over = {
-        **good,
-        "BLOCK_SIZE_M": 256,
-        "BLOCK_SIZE_N": 256,
-        "BLOCK_SIZE_K": 128 if fp8 else 256,
-        "num_warps": 8,
-        "num_stages": 5,
-    }
-    spill = {**good, "BLOCK_SIZE_M": 128 if fp8 else 256, "BLOCK_SIZE_N": 256, "num_stages": 2}
+    tile = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128 if fp8 else 64}
+    good = {**tile, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 3}
+    wide = {**good, "BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256}
+    over = {**wide, "BLOCK_SIZE_K": 128 if fp8 else 256, "num_warps": 8, "num_stages": 5}
+    spill = {**wide, "BLOCK_SIZE_M": 128 if fp8 else 256, "num_stages": 2}
     live.submit([Request(Unit(64, "up", Config.of(case)), 99, 1) for case in (good, over, spill)])
     live.cancel()  # only to compile them side by side
     cases = [good, {**good, "FAULT": "hang"}, good, {**good, "FAULT": "segfault"}, {**good, "FAULT": "illegal"}, good,
