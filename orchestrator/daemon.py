@@ -57,24 +57,24 @@ def connect(timeout_s: float | None = 60.0) -> Any:
     of an answer; None waits for ever, as following a log needs.
 
     Raises:
-        PoolError: no daemon answers.
+        PoolError: no daemon answers, or what the environment or the context says of it makes no sense.
     """
     import docker
-    from docker.errors import DockerException
     from docker.transport import unixconn
 
     unixconn.UnixHTTPConnection.connect = _connect_or_close
     fix = "start one, or use isolation: process"
-    if not answers():
-        raise PoolError(f"no Docker daemon listens at {_address()} (fix: {fix})")
+    _, address = _place()
+    if not _listens(address):
+        raise PoolError(f"no Docker daemon listens at {address} (fix: {fix})")
     client = None
     try:
         client = docker.from_env(version="auto", timeout=timeout_s)
         client.ping()
-    except (DockerException, OSError) as error:
+    except Exception as error:  # also ValueError, AttributeError: of an address without sense, of a foreign answer
         if client is not None:
             client.close()
-        raise PoolError(f"no Docker daemon answers: {reason(error)} (fix: {fix})") from None
+        raise PoolError(f"no Docker daemon answers at {address}: {reason(error)} (fix: {fix})") from None
     return client
 
 
@@ -92,47 +92,62 @@ def _connect_or_close(connection: Any) -> None:
 
 def answers() -> bool:
     """Whether something listens where the daemon should; true for a daemon that is not on a Unix socket."""
-    address = _address()
+    try:
+        _, address = _place()
+    except PoolError:
+        return False
+    return _listens(address)
+
+
+def _listens(address: str) -> bool:
     if not address.startswith("unix://"):
         return True
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.settimeout(10.0)
             probe.connect(address.removeprefix("unix://"))
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a NUL in the name
             return False
     return True
 
 
-def _address() -> str:
-    """Where the environment or the current context says that the daemon is."""
+def _place() -> tuple[str, str]:
+    """The name of the context that is in force, and where it says that the daemon is.
+
+    `DOCKER_HOST` overrides all contexts, and `DOCKER_CONTEXT` the chosen one, as Docker's own command has it.
+
+    Raises:
+        PoolError: there is no such context, or its file is damaged.
+    """
     chosen = os.environ.get("DOCKER_HOST")
     if chosen:
-        return chosen
+        return "DOCKER_HOST", chosen
     from docker.context import ContextAPI
+    from docker.context.config import get_current_context_name
 
-    context = ContextAPI.get_current_context()
-    return str(getattr(context, "Host", "") or "unix:///var/run/docker.sock").replace("http+unix://", "unix://")
-
-
-def _context() -> str:
-    """The name of the context that is in force; `DOCKER_HOST` overrides all of them."""
-    if os.environ.get("DOCKER_HOST"):
-        return "DOCKER_HOST"
-    from docker.context import ContextAPI
-
-    return str(ContextAPI.get_current_context().name)
+    fix = "choose another with `docker context use` or DOCKER_CONTEXT"
+    try:
+        name = os.environ.get("DOCKER_CONTEXT") or get_current_context_name()
+        context = ContextAPI.get_context(name)
+    except Exception as error:  # whatever a damaged file leads the docker package to: it raises Exception itself
+        raise PoolError(f"the Docker context cannot be read: {type(error).__name__}: {reason(error)} (fix: {fix})"
+                        ) from None  # fmt: skip
+    if context is None:
+        raise PoolError(f"the Docker context {name!r} is not there (fix: {fix})")
+    address = str(getattr(context, "Host", "") or "unix:///var/run/docker.sock").replace("http+unix://", "unix://")
+    return str(context.name), address
 
 
 def facts(client: Any) -> DaemonFacts:
     """Ask the daemon who it is."""
     info = client.info()
+    context, address = _place()
     return DaemonFacts(
         id=str(info.get("ID", "")),
         version=str(info.get("ServerVersion", "")),
         api=str(client.api.api_version),
-        address=_address(),
-        context=_context(),
+        address=address,
+        context=context,
         storage=str(info.get("Driver", "")),
         root=str(info.get("DockerRootDir", "")),
         cgroup=f"v{info.get('CgroupVersion', '1')} {info.get('CgroupDriver', '')}".strip(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import socketserver
 import threading
@@ -112,3 +113,66 @@ def test_a_daemon_that_goes_away_leaves_no_socket_open(speaks: Any) -> None:
     client.close()
     del client
     gc.collect()
+
+
+@pytest.mark.parametrize(
+    "host", ["tcp://127.0.0.1:x", "tcp://127.0.0.1:99999", "tcp://[::1", "tcp://", "npipe:////./pipe/x", "fd://", " "]
+)
+def test_an_address_without_sense_is_named(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.setenv("DOCKER_HOST", host)
+    with pytest.raises(PoolError, match=r"no Docker daemon answers at .*use isolation: process") as caught:
+        daemon.connect(timeout_s=5.0)
+    assert host in str(caught.value)
+
+
+def test_a_daemon_that_talks_nonsense_is_none(speaks: Any) -> None:
+    speaks("9.xy", "1.12")
+    with pytest.raises(PoolError, match="no Docker daemon answers"):
+        daemon.connect(timeout_s=5.0)
+
+
+@pytest.fixture
+def contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Write Docker's own configuration: the current context's name, and what its file holds."""
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.delenv("DOCKER_CONTEXT", raising=False)
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+
+    def write(current: str, **files: str) -> None:
+        (tmp_path / "config.json").write_text(json.dumps({"currentContext": current}))
+        for name, text in files.items():
+            meta = tmp_path / "contexts/meta" / hashlib.sha256(name.encode()).hexdigest() / "meta.json"
+            meta.parent.mkdir(parents=True)
+            meta.write_text(text)
+
+    return write
+
+
+def context_at(name: str, host: str) -> str:
+    endpoint = {"Host": host, "SkipTLSVerify": False}
+    return json.dumps({"Name": name, "Metadata": {}, "Endpoints": {"docker": endpoint}})
+
+
+def test_the_variable_chooses_the_context(speaks: Any, contexts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = speaks("1.47", "1.24")
+    monkeypatch.delenv("DOCKER_HOST")
+    contexts("gone", chosen=context_at("chosen", address))
+    monkeypatch.setenv("DOCKER_CONTEXT", "chosen")
+    client = daemon.connect(timeout_s=5.0)
+    try:
+        told = daemon.facts(client)
+    finally:
+        client.close()
+    assert (told.context, told.address) == ("chosen", address)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(None, "is not there"), ("{", "cannot be read"), ('{"Name": "one"}', "cannot be read"),
+     (context_at("one", "tcp://a:b"), "answers at tcp://a:b")],
+)  # fmt: skip
+def test_a_context_that_is_gone_or_damaged_is_said(contexts: Any, text: str | None, words: str) -> None:
+    contexts("one", **({} if text is None else {"one": text}))
+    with pytest.raises(PoolError, match=words):
+        daemon.connect(timeout_s=5.0)
+    assert daemon.answers() == ("answers" in words), "a look without a message does not fail"
