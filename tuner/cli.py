@@ -140,6 +140,7 @@ def replay(
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option(help="Keep a journal and the chosen configs here; resumable.")] = None,
     delay_ms: Annotated[float, typer.Option(help="Let every evaluation take this long.")] = 0.0,
+    noise: Annotated[int, typer.Option(help="Also search under noise and play the finals, over so many seeds.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Replay a recorded sweep: evaluations that a strategy needs, and its regret.
@@ -150,7 +151,7 @@ def replay(
 
     raise typer.Exit(
         run(journal=journal, strategy=strategy, effort=effort, no_prior=no_prior, without=without, seed=seed, out=out,
-            delay_ms=delay_ms, as_json=as_json)
+            delay_ms=delay_ms, noise=noise, as_json=as_json)
     )  # fmt: skip
 
 

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import math
+import statistics
 from pathlib import Path
 from typing import Any
 
+from moegate.errors import UsageError
 from moegate.exits import Exit
 from moegate.journal import Journal
 from tuner.commands.common import print_json
+from tuner.effort import Effort
 from tuner.effort import effort as effort_of
 from tuner.journaled import PURPOSE, Journaled
+from tuner.noisy import Noise, noisy_score
+from tuner.prior import Prior
 from tuner.prior import load as load_prior
 from tuner.replay import Recorded, Replay, load, rows_of, score, task_of
 from tuner.strategies import strategy as strategy_of
+from tuner.strategies.base import Strategy
 
 __all__ = ["run"]
 
 
 def run(*, journal: Path, strategy: str, effort: str, no_prior: bool, without: str, seed: int, out: Path | None,
-        delay_ms: float, as_json: bool) -> int:  # fmt: skip
-    """Replay and print regret and evaluations; with `out`, as a tuning that can be interrupted and gone on with."""
+        delay_ms: float, noise: int, as_json: bool) -> int:  # fmt: skip
+    """Replay and print regret and evaluations; with `out`, as a tuning that can be interrupted and gone on with.
+
+    noise: also search under noise and play the finals, once for each of so many seeds.
+
+    Raises:
+        UsageError: the recording cannot be read, or there is no such strategy, effort or number of seeds.
+    """
+    if noise < 0:
+        raise UsageError(f"must be 0 or more, not {noise}", field="--noise")
     recorded = load(journal)
     excluded = tuple(word.strip() for word in without.split(",") if word.strip())
     prior = None if no_prior else load_prior().without(*excluded)
@@ -38,11 +52,27 @@ def run(*, journal: Path, strategy: str, effort: str, no_prior: bool, without: s
         scored = rows_of(recorded, replay, findings)
         _write(out, recorded, findings.choices)
     document = _document(journal, strategy, effort, scored, measured)
+    document["under_noise"] = _under_noise(recorded, searcher, prior, profile, noise) if noise else None
     if as_json:
         print_json(document)
     else:
         _print(document)
     return Exit.OK
+
+
+def _under_noise(
+    recorded: Recorded, searcher: Strategy, prior: Prior | None, profile: Effort, seeds: int
+) -> dict[str, Any]:
+    scores = [noisy_score(recorded, searcher, prior, profile, Noise(seed=seed)) for seed in range(seeds)]
+    return {
+        "seeds": seeds,
+        "mean_regret": _finite(statistics.fmean(score.mean for score in scores)),
+        "worst_regret": _finite(max(score.worst for score in scores)),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return round(value, 6) if math.isfinite(value) else None
 
 
 def _write(out: Path, recorded: Recorded, choices: dict[int, Any]) -> None:
@@ -54,9 +84,6 @@ def _write(out: Path, recorded: Recorded, choices: dict[int, Any]) -> None:
 
 
 def _document(journal: Path, strategy: str, effort: str, scored: Any, measured: int) -> dict[str, Any]:
-    def finite(value: float) -> float | None:
-        return round(value, 6) if math.isfinite(value) else None
-
     return {
         "journal": str(journal),
         "strategy": strategy,
@@ -65,13 +92,13 @@ def _document(journal: Path, strategy: str, effort: str, scored: Any, measured: 
         "measured": measured,
         "visited": scored.visited,
         "share": round(scored.share, 5),
-        "mean_regret": finite(scored.mean),
-        "worst_regret": finite(scored.worst),
+        "mean_regret": _finite(scored.mean),
+        "worst_regret": _finite(scored.worst),
         "batch_sizes": {
             str(row.size): {
-                "chosen_us": finite(row.chosen_us),
+                "chosen_us": _finite(row.chosen_us),
                 "best_us": round(row.best_us, 3),
-                "regret": finite(row.regret),
+                "regret": _finite(row.regret),
                 "evaluations": row.asked,
             }
             for row in scored.rows
@@ -85,10 +112,16 @@ def _print(document: dict[str, Any]) -> None:
         regret = "none" if row["regret"] is None else f"{100 * row['regret']:.2f} %"
         chosen = "-" if row["chosen_us"] is None else f"{row['chosen_us']:.1f}"
         print(f"{size:>6} {chosen:>10} {row['best_us']:>10.1f} {regret:>8} {row['evaluations']:>6}")
-    worst, mean = document["worst_regret"], document["mean_regret"]
-    if worst is not None:
-        print(f"regret: mean {100 * mean:.3f} %, worst {100 * worst:.2f} %")
+    _print_regret("regret", document)
+    if document["under_noise"] is not None:
+        _print_regret(f"under noise, over {document['under_noise']['seeds']} seeds", document["under_noise"])
     print(
         f"{document['evaluations']} of {document['visited']} recorded evaluations ({100 * document['share']:.1f} %), "
         f"{document['measured']} of them in this process"
     )
+
+
+def _print_regret(words: str, found: dict[str, Any]) -> None:
+    mean, worst = found["mean_regret"], found["worst_regret"]
+    if worst is not None:
+        print(f"{words}: mean {100 * mean:.3f} %, worst {100 * worst:.2f} %")

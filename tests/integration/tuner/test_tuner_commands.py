@@ -128,6 +128,7 @@ def test_verify_counts_what_it_checked(tmp_path: Path) -> None:
         (("bench", "--model", TINY, "--moe-runner-backend", "marlin"), "marlin"),
         (("verify", "--ops", "sums"), "unknown op"),
         (("replay", "--journal", "nowhere"), "nowhere: No such file"),
+        (("replay", "--journal", SWEEP, "--noise", "-1"), "must be 0 or more"),
         (("tune",), "--out"),
         (("frobnicate",), "No such command"),
     ],
@@ -177,6 +178,17 @@ def test_kill_at_any_point_and_go_on(tmp_path: Path) -> None:
     whole = sum(entry.kind == "outcome" for entry in read_journal(tmp_path / "whole" / "journal", purpose=PURPOSE))
     assert len(outcomes) == whole
     assert json.loads(done.stdout)["measured"] < whole
+
+
+def test_a_replay_under_noise_is_told_beside_the_true_one() -> None:
+    words = ["replay", "--journal", SWEEP, "--without", "sm_90", "--effort", "quick"]
+    true, noisy = (json.loads(_tuner(*words, "--json", *more).stdout) for more in ((), ("--noise", "2")))
+    assert true.pop("under_noise") is None
+    found = noisy.pop("under_noise")
+    assert noisy == true
+    assert found["seeds"] == 2
+    assert true["mean_regret"] != found["mean_regret"] < found["worst_regret"]
+    assert "under noise, over 2 seeds: mean" in _tuner(*words, "--noise", 2).stdout
 
 
 @pytest.mark.slow
