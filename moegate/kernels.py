@@ -37,7 +37,7 @@ def kernel_files(op: str, packages: Path | None = None) -> dict[str, str]:
         packages: the folder that holds `xkernels`; None is the installed one.
 
     Raises:
-        UsageError: a file is no Python.
+        UsageError: a file is no Python, or cannot be read.
     """
     home = packages if packages is not None else _installed()
     first = LAUNCHERS.get(op)
@@ -49,7 +49,7 @@ def kernel_files(op: str, packages: Path | None = None) -> dict[str, str]:
         path = home.joinpath(*waiting.pop().split(".")).with_suffix(".py")
         if not path.is_file():
             continue
-        found[path.relative_to(home.joinpath(*_OPS.split("."))).as_posix()] = canonical.file_digest(path)
+        found[path.relative_to(home.joinpath(*_OPS.split("."))).as_posix()] = _digest(path)
         fresh = {name for name in _private_imports(path) if name not in seen}
         seen |= fresh
         waiting += sorted(fresh)
@@ -64,13 +64,16 @@ def hash_of(files: Mapping[str, str]) -> str:
 def code_hash(packages: Path | None = None) -> str | None:
     """Hash over the sources of all our kernels, whoever uses them: with the same one, two launches ran the same code.
 
-    None where they are not installed.
+    None where they are not installed. Only files count: an editor's lock is named as a source, and leads nowhere.
+
+    Raises:
+        UsageError: a file cannot be read.
     """
     home = packages if packages is not None else _installed()
     folder = None if home is None else home.joinpath(*_PRIVATE.split("."))
     if folder is None or not folder.is_dir():
         return None
-    return canonical.digest([[path.name, canonical.file_digest(path)] for path in sorted(folder.glob("*.py"))])
+    return canonical.digest([[path.name, _digest(path)] for path in sorted(folder.glob("*.py")) if path.is_file()])
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
@@ -90,12 +93,21 @@ def _installed() -> Path | None:
     return Path(next(iter(spec.submodule_search_locations))).parent
 
 
+def _digest(path: Path) -> str:
+    try:
+        return canonical.file_digest(path)
+    except OSError as error:
+        raise UsageError(error.strerror or str(error), file=path) from None
+
+
 def _private_imports(path: Path) -> Iterator[str]:
     """Modules of `xkernels.ops._details` that a file imports, wherever in it."""
     try:
         tree = ast.parse(path.read_bytes())
     except SyntaxError as error:
-        raise UsageError(f"is no Python: {error.msg}", file=path, line=error.lineno) from None
+        raise UsageError(f"is no Python: {error.msg}", file=path, line=error.lineno or None) from None
+    except (ValueError, RecursionError, MemoryError) as error:  # a NUL for some Pythons; nested too deeply
+        raise UsageError(f"is no Python: {error or type(error).__name__}", file=path) from None
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

@@ -96,6 +96,26 @@ def test_what_cannot_be_read(copy: Path) -> None:
         kernel_files("fused_experts", copy)
 
 
+@pytest.mark.parametrize("content", [b"# coding: nonsense\n", b"x = 1\0\n", b"x = " + b"-" * 100_000 + b"1\n"])
+def test_what_is_no_python_is_named(copy: Path, content: bytes) -> None:
+    (copy / "xkernels/ops/_details/moe_gemm.py").write_bytes(content)
+    with pytest.raises(UsageError, match=r"moe_gemm.py.*is no Python"):
+        kernel_files("fused_experts", copy)
+
+
+def test_only_files_are_sources(copy: Path) -> None:
+    details = copy / "xkernels/ops/_details"
+    before = kernel_files("fused_experts", copy), code_hash(copy)
+    (details / ".#moe_gemm.py").symlink_to("somebody@host.1234:1700000000")  # an editor's lock
+    (details / "folder.py").mkdir()
+    assert (kernel_files("fused_experts", copy), code_hash(copy)) == before
+    (details / "moe_gemm.py").unlink()
+    (details / "moe_gemm.py").symlink_to("moe_gemm.py")
+    found = kernel_files("fused_experts", copy)
+    assert "_details/moe_gemm.py" in changed(before[0], found)
+    assert code_hash(copy) != before[1]
+
+
 def test_the_hash_of_all_kernels_is_that_of_their_folder(copy: Path) -> None:
     for path in copy.rglob("__pycache__"):
         shutil.rmtree(path)
