@@ -79,9 +79,7 @@ def noisy_score(recorded: Recorded, strategy: Strategy, prior: Prior | None, eff
     return Score(tuple(rows), findings.evaluations, recorded.visited)
 
 
-def _final(
-    recorded: Recorded, choice: Choice, default: dict[Projection, Config], rounds: int, noise: Noise
-) -> float:  # fmt: skip
+def _final(recorded: Recorded, choice: Choice, default: dict[Projection, Config], rounds: int, noise: Noise) -> float:
     """The true time of whoever wins."""
     pairs = [default, *(pair for pair in choice.contenders if pair != default)]
     units = [[Unit(choice.batch_size, p, pair[p]) for p in recorded.projections] for pair in pairs]

@@ -105,9 +105,7 @@ def run(
     return Exit.OK
 
 
-def _prepare(
-    problem: Problem, engine: str, backend: str, configs: Path | None, graphs: bool, reps: int
-) -> _Bench:  # fmt: skip
+def _prepare(problem: Problem, engine: str, backend: str, configs: Path | None, graphs: bool, reps: int) -> _Bench:
     """Choose the backend and find its configs; nothing is on the device yet."""
     from tuner.engines import load_adapter
     from xkernels.device import is_interpreted, live
