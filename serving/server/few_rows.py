@@ -1,10 +1,10 @@
-"""The decode step of at most FEW_ROWS sequences: seven kernels a layer.
+"""The decode step of at most FEW_ROWS sequences: seven kernels to an MoE layer, five to a dense one.
 
-At so few rows a step costs the reading of its weights and the number of its kernels. So a layer is: the sum of all
-that came before, its norm and query, key, value; attention of the new tokens and its output in two kernels; norm,
+At so few rows a step should cost the reading of its weights and the start of its kernels. An MoE layer is: the sum of
+all that came before, its norm and query, key, value; attention of the new tokens and its output in two kernels; norm,
 router and shared gates; choice of experts, their alignment and the shared down projection; and the two tuned
-projections of the routed experts. They run on one stream, each with its weights under way while its predecessor ends
-(`xkernels.ops.few_rows`).
+projections of the routed experts. They run on one stream, all but the tuned ones with their weights under way while
+their predecessor ends (`xkernels.ops.few_rows`).
 """
 
 from __future__ import annotations

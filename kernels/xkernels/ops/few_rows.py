@@ -92,7 +92,8 @@ def norm_gate(
 
     x [T, K]; gain [K]; router float32 [E, K] or None; gate_up [2I, K], gate rows first, or None (not both). Returns
     (normed rows [T, K] of x's dtype, router logits float32 [T, E], silu(gate) * up [T, I] of x's dtype); without a
-    router the first two are empty, without gate_up the last. Raises ValueError when shapes do not fit.
+    router the first two are empty, without gate_up the last. overlap: as for `norm_linear`. Raises ValueError when
+    shapes do not fit.
     """
     if router is None and gate_up is None:
         raise ValueError("a router, a gated projection or both are wanted")
@@ -132,8 +133,8 @@ def norm_gate_reference(
 def add_linear(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, *, overlap: bool = True) -> torch.Tensor:
     """residual + x @ weight.T for at most FEW_ROWS rows.
 
-    x [T, K]; weight [N, K]; residual [T, N]. Returns [T, N] of residual's dtype, rounded once. Raises ValueError when
-    shapes do not fit.
+    x [T, K]; weight [N, K]; residual [T, N]. Returns [T, N] of residual's dtype, rounded once. overlap: as for
+    `norm_linear`. Raises ValueError when shapes do not fit.
     """
     _check_rows(x, weight, None)
     out = _check_residual(x, weight, residual)
@@ -161,7 +162,7 @@ def choose_experts(
     logits float32 [T, E], contiguous; router without shared slots; correction float32 [E] or None. block: also sort
     the entries into blocks of that many, as `moe_align_block_size` does. shared: gated rows [T, I] and down weights
     [H, I], or None; residual [T, H]. Returns the choice (as `topk`), and residual + gated @ down.T [T, H]: the residual
-    itself without shared experts. Raises ValueError when shapes do not fit.
+    itself without shared experts. overlap: as for `norm_linear`. Raises ValueError when shapes do not fit.
     """
     check_router(logits, router, correction)
     if router.shared_slots or not 0 < logits.shape[0] <= FEW_ROWS or not logits.is_contiguous():

@@ -66,8 +66,8 @@ def new_token_attention(
 
     qkv [T, (heads + 2 kv_heads) * D], rows contiguous: queries, keys, values; k_cache, v_cache [S, kv_heads * D],
     written in place; weight [H, heads * D]; bias [H] or None; residual [T, H]. Returns residual + attention @ weight.T
-    + bias [T, H] of residual's dtype, in float32 in between, in an order that depends on the sequence alone. Raises
-    ValueError when shapes do not fit.
+    + bias [T, H] of residual's dtype, in float32 in between, in an order that depends on the sequence alone. overlap:
+    as for `few_rows.norm_linear`. Raises ValueError when shapes do not fit.
     """
     d = _check(qkv, rules, tokens, k_cache, v_cache, weight, bias, residual)
     rows, heads = qkv.shape[0], rules.heads
