@@ -26,7 +26,7 @@ HISTOGRAMS: Mapping[str, str] = {
     "e2e_latency": "vllm:e2e_request_latency_seconds",
 }
 _PER_REQUEST = "tpot"  # its count is that of finished requests
-_LINE = re.compile(r"^(\S+?)_(sum|count)(?:\{.*\})? (\S+)", re.MULTILINE)
+_LINE = re.compile(r"^([^\s{]+?)_(sum|count)(?:\{.*\})? (\S+)", re.MULTILINE)
 _MOST_BYTES = 8 << 20
 _PATIENCE_S = 2.0
 _POLL_S = 0.02
@@ -56,19 +56,21 @@ def totals(text: str) -> dict[str, Total]:
 def means(before: Mapping[str, Total], after: Mapping[str, Total], requests: int) -> dict[str, float] | None:
     """What the server measured between two readings, in ms; None where it is not of exactly these requests.
 
-    `requests` counts those that ended well. Another client's, or one that was given up, would be in the means too.
+    `requests` counts those that ended well. Another client's, or one that was given up, would be in the means too. A
+    histogram that shrank began anew in between (the server was started again), and tells nothing of either part.
     """
     grown = {name: Total(total.sum - before.get(name, Total()).sum, total.count - before.get(name, Total()).count)
              for name, total in after.items()}  # fmt: skip
     if grown.get(_PER_REQUEST, Total()).count != requests or not requests:
         return None
-    return {"requests": requests} | {
-        f"mean_{name}_ms": total.sum / total.count * 1e3 for name, total in grown.items() if total.count > 0
-    }
+    if any(total.sum < 0 or total.count < 0 for total in grown.values()):
+        return None
+    found = {name: total.sum / total.count * 1e3 for name, total in grown.items() if total.count > 0}
+    return {"requests": requests} | {f"mean_{name}_ms": mean for name, mean in found.items() if math.isfinite(mean)}
 
 
 async def read(session: aiohttp.ClientSession, base_url: str) -> dict[str, Total]:
-    """Read the server's histograms; none where it has none to show."""
+    """Read the server's histograms; none where it has none to show, or more than is read."""
     try:
         async with session.get(base_url.rstrip("/") + "/metrics", timeout=_TIMEOUT) as response:
             if response.status != 200:
@@ -76,7 +78,7 @@ async def read(session: aiohttp.ClientSession, base_url: str) -> dict[str, Total
             page = await response.content.read(_MOST_BYTES)
             while chunk := await response.content.read(_MOST_BYTES - len(page)):
                 page += chunk
-            return totals(page.decode(errors="replace"))
+            return {} if len(page) == _MOST_BYTES else totals(page.decode(errors="replace"))  # cut, maybe in a number
     except (aiohttp.ClientError, TimeoutError):
         return {}
 
@@ -89,7 +91,8 @@ async def settled(
     wanted = before.get(_PER_REQUEST, Total()).count + requests
     while True:
         now = await read(session, base_url)
-        if not now or now.get(_PER_REQUEST, Total()).count >= wanted or time.perf_counter() > deadline:
+        counted = now.get(_PER_REQUEST)  # a server that has no such histogram is not waited for
+        if counted is None or counted.count >= wanted or time.perf_counter() > deadline:
             return now
         await asyncio.sleep(_POLL_S)
 

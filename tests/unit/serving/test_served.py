@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import aiohttp
@@ -11,7 +12,7 @@ from aiohttp import web
 
 from serving.load.client import Target
 from serving.load.drive import Run, drive
-from serving.load.served import Total, means, settled, totals
+from serving.load.served import Total, means, read, settled, totals
 from serving.load.workload import Workload
 
 PAGE = """# HELP vllm:request_time_per_output_token_seconds Histogram of time_per_output_token_seconds per request.
@@ -57,6 +58,26 @@ def test_means_of_other_requests_are_none(requests: int) -> None:
     """One that another client sent, or that was given up, is in the server's numbers and in nobody else's."""
     assert means(totals(page(3, 0.027)), totals(page(7, 0.067)), requests) is None
     assert means({}, {}, 4) is None
+
+
+def test_a_server_that_began_anew_tells_nothing() -> None:
+    before, after = totals(page(3, 0.9, 12, 0.11)), totals(page(7, 0.067, 24, 0.23))
+    assert means(before, after, 4) is None, "as many requests, in less than no time"
+    assert means(totals(page(3, 0.027, 30, 0.3)), after, 4) is None
+
+
+def test_numbers_beyond_all_numbers_are_left_out() -> None:
+    found = means({}, totals(page(3, 0.027, 1, 1.7e308)), 4)
+    assert found is not None
+    assert "mean_itl_ms" not in found
+    assert "mean_tpot_ms" in found
+
+
+@pytest.mark.parametrize("text", ["a_sum{" * 200_000, "a_sum" * 200_000, "_sum{" + "} x" * 300_000, "{} 1\n" * 200_000])
+def test_nonsense_is_passed_over_in_no_time(text: str) -> None:
+    began = time.perf_counter()
+    assert totals(text) == {}
+    assert time.perf_counter() - began < 5
 
 
 class Engine:
@@ -126,3 +147,27 @@ def test_waiting_for_a_count_that_never_comes_ends(monkeypatch: pytest.MonkeyPat
             return await settled(session, url, {"tpot": Total(0.0, 6)}, 1)
 
     assert against(Engine(), wait) == totals(page(5, 0.05))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [page(3, 0.027).encode() + b"#" * 400, b"vllm:time_to_first_token_seconds_count 9\n", b"\xff\xfe\x00", b""],
+)
+def test_what_is_cut_or_foreign_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    monkeypatch.setattr("serving.load.served._MOST_BYTES", 1000)
+    engine, asked = Engine(), []
+
+    async def metrics(_: web.Request) -> web.Response:
+        asked.append(1)
+        return web.Response(body=body)
+
+    monkeypatch.setattr(engine, "metrics", metrics)
+
+    async def act(url: str) -> object:
+        async with aiohttp.ClientSession() as session:
+            return await read(session, url), await settled(session, url, {"tpot": Total(0.0, 6)}, 1)
+
+    once, later = against(engine, act)  # type: ignore[misc]
+    assert once == later
+    assert "tpot" not in once
+    assert len(asked) == 2
