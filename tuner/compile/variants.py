@@ -136,22 +136,29 @@ def _between(target: Target) -> Any:
     return router_logits(x, meta(64, 1280, dtype=torch.float32))
 
 
-def _few_rows(target: Target, rows: int, normed_heads: bool = False, router: Router | None = None) -> Any:
-    """A layer of a decode step of a few rows, at DeepSeek-OCR-2's dimensions; without a router a dense one."""
+def _few_rows(
+    target: Target, rows: int, normed_heads: bool = False, router: Router | None = None, shared: bool = True
+) -> Any:
+    """A layer of a decode step of a few rows, at DeepSeek-OCR-2's dimensions; without a router a dense one.
+
+    Without shared experts its linear layers have biases, and the experts align their entries themselves.
+    """
     del target
     f32, int64 = torch.float32, torch.int64
     x, gain, turn, cache = meta(rows, 1280), meta(1280), meta(4096, 128), meta(8193, 1280)
     norm = meta(128) if normed_heads else None
     rules = HeadRules(10, 10, turn, turn, 1e-6, norm, norm)
     at = NewTokens(meta(rows, dtype=int64), meta(rows, dtype=int64), 4096, 4096)
-    x, qkv = norm_linear(x, None if router is None else meta(rows, 6, 1280), gain, 1e-6, meta(3840, 1280))
-    x = new_token_attention(qkv, rules, at, cache, cache, meta(1280, 1280), None, x)
+    qkv_bias, out_bias = (None, None) if shared else (meta(3840), meta(1280))
+    x, qkv = norm_linear(x, None if router is None else meta(rows, 6, 1280), gain, 1e-6, meta(3840, 1280), qkv_bias)
+    x = new_token_attention(qkv, rules, at, cache, cache, meta(1280, 1280), out_bias, x)
     if router is None:
         _, _, gated = norm_gate(x, gain, 1e-6, None, meta(13696, 1280))
         return add_linear(gated, meta(1280, 6848), x)
-    _, logits, gated = norm_gate(x, gain, 1e-6, meta(64, 1280, dtype=f32), meta(3584, 1280))
+    _, logits, gated = norm_gate(x, gain, 1e-6, meta(64, 1280, dtype=f32), meta(3584, 1280) if shared else None)
     correction = meta(64, dtype=f32) if router.groups > 1 else None
-    return choose_experts(logits, router, correction, 16, (gated, meta(1280, 1792)), x)
+    beside = (gated, meta(1280, 1792)) if shared else None
+    return choose_experts(logits, router, correction, 16 if shared else None, beside, x)
 
 
 def _plain(call: Callable[..., Any], *args: Any) -> Callable[[Target], Any]:
@@ -213,6 +220,7 @@ VARIANTS: tuple[Variant, ...] = (
     Variant("between a decoder's operators", _between, basic=True),
     Variant("few rows", partial(_few_rows, rows=1, router=Router(6, renormalize=False)), basic=True),
     Variant("few rows dense", partial(_few_rows, rows=1)),
+    Variant("few rows no shared experts", partial(_few_rows, rows=2, router=Router(6), shared=False)),
     Variant(
         "few rows grouped",
         partial(_few_rows, rows=4, normed_heads=True, router=Router(6, "sigmoid", groups=8, top_groups=4)),
