@@ -95,9 +95,13 @@ def _entries(problem: Problem, path: Path) -> dict[int, dict[str, Any]]:
     found = canonical.load_json(path)
     rows = found.items() if isinstance(found, dict) else ()
     entries = {size: entry for key, entry in rows if (size := canonical.whole(key, 1, 1 << 20)) is not None}
-    for entry in entries.values():
-        if not isinstance(entry, dict) or list(entry) != ["num_split"] or type(entry["num_split"]) is not int:
-            raise UsageError("is no file of this op", file=path, fix='{"1": {"num_split": 1}, ...}')
-    if not entries or len(entries) != len(found) or min(e["num_split"] for e in entries.values()) < 1:
+    if not entries or len(entries) != len(found) or not all(map(_is_split, entries.values())):
         raise UsageError("is no file of this op", file=path, fix='{"1": {"num_split": 1}, ...}')
     return entries
+
+
+def _is_split(entry: object) -> bool:
+    """Whether an entry holds `num_split` alone, and that at least 1."""
+    if not isinstance(entry, dict) or list(entry) != ["num_split"]:
+        return False
+    return type(entry["num_split"]) is int and entry["num_split"] >= 1
