@@ -30,9 +30,14 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader, or a crash, sees the old content or the new, never a part.
 
     The parent folder is made when missing. Data and directory entry are on disk when this returns.
+
+    Raises:
+        UsageError: something is there that is no regular file: whoever may would replace `/dev/null` for all.
     """
-    if not path.name:
+    if not path.name or path.is_dir():
         raise UsageError("is a folder, not the name of a file", file=path)
+    if path.exists() and not path.is_file():
+        raise UsageError("is no regular file", file=path)
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
     # Cut by bytes, which is what file systems count.

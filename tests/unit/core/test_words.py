@@ -118,6 +118,18 @@ def test_a_file_without_a_name_is_refused() -> None:
         paths.write_atomic(Path(), "x")
 
 
+def test_only_a_regular_file_is_replaced(tmp_path: Path) -> None:
+    pipe, folder = tmp_path / "pipe", tmp_path / "folder"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    for path, words in ((pipe, "no regular file"), (folder, "is a folder")):
+        before = path.stat()
+        with pytest.raises(errors.UsageError, match=words):
+            paths.write_atomic(path, "x")
+        assert path.stat().st_ino == before.st_ino
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "pipe"]
+
+
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x"])
 def test_nothing_leads_outside(tmp_path: Path, name: str) -> None:
     with pytest.raises(errors.UsageError, match="outside"):
