@@ -36,7 +36,8 @@ def _not_empty(value: str | None) -> str | None:
     return value
 
 
-Seed = Annotated[int, typer.Option(help="Seed of weights, inputs and routing.")]
+# torch takes 64 bits with a sign, and what is drawn adds to the seed.
+Seed = Annotated[int, typer.Option(min=0, max=(1 << 62) - 1, help="Seed of weights, inputs and routing.")]
 Python = Annotated[str | None, typer.Option(help="Interpreter of the engine's own environment.", callback=_not_empty)]
 
 
@@ -60,8 +61,8 @@ def tune(
     emit: Annotated[
         str, typer.Option(help="sglang, or sglang,vllm for vLLM's spelling too.", callback=_not_empty)
     ] = "sglang",
-    tp: Annotated[int, typer.Option(help="Tensor-parallel size.")] = 1,
-    ep: Annotated[int, typer.Option(help="Expert-parallel size.")] = 1,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Expert-parallel size.")] = 1,
     seed: Seed = 0,
     python: Python = None,
     result: Annotated[Path | None, typer.Option(help="Where to write the measurement record.")] = None,
@@ -93,16 +94,16 @@ def bench(
     graph: Annotated[str, typer.Option(help="eager or full.")] = "eager",
     seed: Seed = 0,
     engine: Engine = "moegate",
-    tp: Annotated[int, typer.Option(help="Tensor-parallel size.")] = 1,
-    ep: Annotated[int, typer.Option(help="Expert-parallel size.")] = 1,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Expert-parallel size.")] = 1,
     routing: Annotated[str, typer.Option(help="uniform, skewed, or a folder of recorded routing.")] = "uniform",
-    reps: Annotated[int, typer.Option(help="Timed replays per batch size; 0 chooses.")] = 0,
+    reps: Annotated[int, typer.Option(min=0, help="Timed replays per batch size; 0 chooses.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Where to write the measurement record.")] = None,
     as_json: Json = False,
 ) -> None:
     """Time the op with the configs that the look-up gives: one launch of one process.
 
-    Example: tuner bench --model examples/models/tiny --dtype float32 --batch-sizes 1,8 --configs tuned
+    Example: tuner bench --model examples/models/tiny-moe --dtype float32 --batch-sizes 1,8 --configs tuned
     """
     from tuner.commands.bench import run
 
@@ -139,7 +140,7 @@ def replay(
     without: Annotated[str, typer.Option(help="Architectures that the prior leaves out: sm_90,sm_100.")] = "",
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option(help="Keep a journal and the chosen configs here; resumable.")] = None,
-    delay_ms: Annotated[float, typer.Option(help="Let every evaluation take this long.")] = 0.0,
+    delay_ms: Annotated[float, typer.Option(min=0.0, help="Let every evaluation take this long.")] = 0.0,
     noise: Annotated[int, typer.Option(help="Also search under noise and play the finals, over so many seeds.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -164,8 +165,8 @@ def compare(
     op: Op = "fused_experts",
     dtype: Dtype = "auto",
     batch_sizes: Sizes = "",
-    launches: Annotated[int, typer.Option(help="Fresh processes; each counts once.")] = 5,
-    rounds: Annotated[int, typer.Option(help="Alternating rounds per batch size in a process.")] = 4,
+    launches: Annotated[int, typer.Option(min=1, help="Fresh processes; each counts once.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds per batch size in a process.")] = 4,
     margin: Annotated[float, typer.Option(help="Relative difference that matters.")] = 0.01,
     engine: Engine = "moegate",
     routing: Annotated[str, typer.Option(help="uniform, skewed, or a folder of recorded routing.")] = "uniform",
