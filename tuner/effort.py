@@ -55,7 +55,7 @@ class Effort:
 
 EFFORTS: dict[str, Effort] = {
     "quick": Effort("quick", 28, 12, 4, 1, 2, "launch", 2, 2, (5, 12), (5,), 1.5, 12, 64),
-    "full": Effort("full", 40, 20, 3, 2, 4, "all", 6, 3, (5, 10, 20), (10, 5), 2.0, 16, 200, 1),
+    "full": Effort("full", 40, 20, 3, 2, 4, "all", 6, 3, (5, 10, 20), (12, 6), 2.0, 16, 200, 1),
     "exhaustive": Effort("exhaustive", None, None, 0, 0, 0, "all", 1_000_000, 4, (2, 4, 8), (16, 4), 1.5, 16, 200),
 }
 

@@ -100,9 +100,9 @@ class Space:
     def moves(self, config: Config, problem: Problem, launch_only: bool = False) -> Iterator[Config]:
         """Configs near by: one step along a tile axis, anywhere along an axis of launch parameters, and trades.
 
-        A trade makes the tile twice as long one way and half as long another: what it needs stays about the same, which
-        single steps cannot do without passing through a tile that is too large or too small. `launch_only` leaves the
-        tile alone.
+        A trade makes the tile twice as long one way, and half as long another or a stage less deep: what it needs stays
+        about the same, which single steps cannot do without passing through what is too large or too small.
+        `launch_only` leaves the tile alone.
         """
         searched = [axis for axis in self.axes if axis.role == "search" and config.get(axis.name) in axis.values]
         if launch_only:
@@ -115,6 +115,8 @@ class Space:
         tile = [axis for axis in searched if axis.name.startswith("BLOCK_")]
         for longer, shorter in itertools.permutations(tile, 2):
             yield from self._stepped(config, problem, (longer, 1), (shorter, -1))
+        for longer, stages in itertools.product(tile, [axis for axis in searched if axis.name == "num_stages"]):
+            yield from self._stepped(config, problem, (longer, 1), (stages, -1))
 
     def _stepped(self, config: Config, problem: Problem, *steps: tuple[Axis, int]) -> Iterator[Config]:
         changes: dict[str, Scalar] = {}

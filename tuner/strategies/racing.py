@@ -7,7 +7,8 @@ the best, and last the refined axes and a better look at the best few. Every ste
 race that wants it.
 
 Without a prior the first batch size starts from a spread of the space and climbs by one-step moves, and each next one
-from its neighbour: replayed on recorded sweeps, walking up this way beats setting out from anchors.
+from its neighbour: replayed on recorded sweeps, walking up this way beats setting out from anchors. Every fourth looks
+at the spread again, for under noise a walk stays on the tiles that few tokens like.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ __all__ = ["Race", "Racing"]
 _RUNG = {"tma": 10, "moves": 20, "refine": 40, "probe": 60}
 _CLIMBERS = 2
 _ROUNDS = 1
-_SPREAD = 20
+_STEPS = 4
+_SPREAD, _AGAIN = 20, 4
 _NEARLY = 1.05
 FOUND, VARIED, SETTLED = 1, 2, 3
 _STAGES = {FOUND: "found", VARIED: "varied", SETTLED: "settled"}
@@ -103,12 +105,12 @@ class Race:
     def _walk(self) -> Iterator[Step]:
         """Without a prior: start where the batch size below ended, and climb."""
         yield Wait([size for size in self._beside() if size < self.size], FOUND)
-        first = self.size == min(self.races)
+        spread = self._spread() if sorted(self.races).index(self.size) % _AGAIN == 0 else []
         default = self.task.default(self.size)
-        found = [self.space.complete(default) or default, *(self._spread() if first else self._liked(-1))]
+        found = [self.space.complete(default) or default, *self._liked(-1), *spread]
         count = 1 if self.effort.follow is not None else len(self.task.projections)
         yield self._asked(dict.fromkeys(self.task.projections[:count], self._allowed(found)), 0)
-        yield from self._climb(max(2, self.effort.moves * 2), _CLIMBERS)
+        yield from self._climb(_STEPS, _CLIMBERS)
         yield self._asked(self._followers(), 0)
 
     def _leaders_of_portfolio(self) -> Wanted:
@@ -213,7 +215,11 @@ class Race:
         return ranked[:climbers]
 
     def _climb(self, rounds: int, climbers: int) -> Iterator[Step]:
-        """One-step moves around the best few, as long as they find something better."""
+        """One-step moves around the best few, as long as they find something better.
+
+        Without a prior nobody stops before all moves of the leaders are made: what led was lucky, and what is better
+        does not show at once.
+        """
         for turn in range(rounds):
             before = self.arena.joint()
             if before is None:
@@ -224,7 +230,8 @@ class Race:
                 return
             yield self._asked(moved, _RUNG["moves"] + turn)
             after = self.arena.joint()
-            if before is not None and after is not None and after[0] >= before[0]:
+            stays = before is not None and after is not None and after[0] >= before[0]
+            if stays and self.task.prior is not None:
                 return
 
     def _refinements(self) -> Wanted:

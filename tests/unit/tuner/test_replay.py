@@ -169,9 +169,9 @@ def ours() -> Recorded:
     ("effort", "known", "mean", "worst", "most"),
     [
         ("quick", True, 0.002, 0.02, 1300),
-        ("full", True, 0.0005, 0.005, 3000),
-        ("quick", False, 0.005, 0.03, 2100),
-        ("full", False, 0.005, 0.03, 2500),
+        ("full", True, 0.0005, 0.005, 3150),
+        ("quick", False, 0.002, 0.01, 2600),
+        ("full", False, 0.002, 0.01, 3000),
     ],
 )
 def test_both_projections_of_our_own_kernel(
