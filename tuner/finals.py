@@ -172,16 +172,20 @@ class Finals:
         limit = self.options.first_deadline_s
         self.settle()
         answer: dict[str, Any] = {}
-        for _ in range(2):  # a loss is tried once more in a fresh process: something else may have caused it
+        for _ in range(2):  # a crash is tried once more in a fresh process: something else may have caused it
             try:
                 answer = self.worker.ask("finals" if kind == "final" else "verify", limit, size=size, **args)
                 break
             except WorkerLost as lost:
                 answer = {"error": lost.kind, "reason": lost.reason}
+                if lost.kind != "crashed":
+                    break
         self.spent.update(answer.get("spent", {}))
         answer = {
             name: value for name, value in answer.items() if name in ("samples_us", "error", "reason", "max_rel", "rms")
         }
+        if "samples_us" in answer:
+            answer["samples_us"] = [[round(us, 3) for us in row] for row in answer["samples_us"]]
         self.journal.append(kind, env=self.environment, size=size, candidates=plain, answer=answer)
         self._done[key] = answer
         return answer
