@@ -48,8 +48,10 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # a full disk names no file, other failures name the temporary one
+            error.filename, error.filename2 = str(path), None
         raise
     fsync_directory(path.parent)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -116,6 +117,20 @@ def test_the_longest_names_can_be_written(tmp_path: Path, name: str) -> None:
 def test_a_file_without_a_name_is_refused() -> None:
     with pytest.raises(errors.UsageError, match="not the name of a file"):
         paths.write_atomic(Path(), "x")
+
+
+def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))  # as on a full disk, the write fails, not the opening
+    try:
+        with pytest.raises(OSError, match="large") as caught:
+            paths.write_atomic(tmp_path / "file", "x" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert caught.value.filename == str(tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_a_regular_file_is_replaced(tmp_path: Path) -> None:
