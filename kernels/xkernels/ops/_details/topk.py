@@ -78,6 +78,7 @@ def choose_rows(logits, bias_ptr, columns, inside, scale, EXPERTS: tl.constexpr,
     chosen = tl.zeros([ROWS, SLOTS], tl.int32)
     for slot in tl.static_range(TOPK):
         weight, best = _first_max(choice, columns, COLUMNS)
+        best = tl.minimum(best, EXPERTS - 1)  # a NaN with a sign is below the columns that no expert has
         hit = columns[None, :] == best[:, None]
         if HAS_BIAS:
             weight = tl.sum(tl.where(hit, score, 0.0), 1)

@@ -183,6 +183,19 @@ def test_choice_properties(data: st.DataObject) -> None:
     same_choice(chosen, choose_experts_reference(logits, Router(k), None, block, None, logits)[0])
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, under the interpreter
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("router", ROUTERS, ids=lambda r: f"{r.scoring}-{r.topk}-{r.groups}")
+def test_whatever_a_router_says_the_experts_exist(router: Router, sign: float) -> None:
+    """Weights that became NaN are nobody's right answer; reading beyond the experts would be everybody's crash."""
+    logits = torch.stack([torch.full((12,), value) for value in (float("nan"), float("inf"), 0.0)]).to(DEVICE)
+    correction = torch.full((12,), sign * float("inf"), device=DEVICE)
+    for bias in (None, correction, (correction - correction).copysign(correction)):
+        chosen, _ = choose_experts(logits, router, bias, 16, None, logits)
+        for ids in (chosen.ids, topk(logits, router, bias)[1]):
+            assert 0 <= int(ids.min()) <= int(ids.max()) < 12
+
+
 def attention_problem(heads: int, kv_heads: int, d: int, positions: list[int], dtype: torch.dtype, norms: bool
                       ) -> dict[str, Any]:  # fmt: skip
     rows, room, hidden = len(positions), 1200 if max(positions) > 100 else 40, 24
