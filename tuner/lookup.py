@@ -17,6 +17,8 @@ from tuner.problem import Problem, Projection
 
 __all__ = ["Found", "Lookup", "lookup"]
 
+_MOST = 0xFFFF  # programs that share a token: more than any device starts along that axis of a grid
+
 
 @dataclass(frozen=True)
 class Found:
@@ -101,7 +103,7 @@ def _entries(problem: Problem, path: Path) -> dict[int, dict[str, Any]]:
 
 
 def _is_split(entry: object) -> bool:
-    """Whether an entry holds `num_split` alone, and that at least 1."""
+    """Whether an entry holds `num_split` alone, and that one that can be started."""
     if not isinstance(entry, dict) or list(entry) != ["num_split"]:
         return False
-    return type(entry["num_split"]) is int and entry["num_split"] >= 1
+    return type(entry["num_split"]) is int and 1 <= entry["num_split"] <= _MOST

@@ -22,6 +22,7 @@ _BEHIND = 2.5  # a candidate drops out this many standard errors behind the lead
 _NEAR = 0.002  # a difference below this share is worth no more rounds
 _TRIM = 5  # the mean of a row leaves out a fifth at either end: a stray sample is none of the candidate's doing
 _SWEEPS, _SETTLED = 8, 1e-6
+_LEAST = 1e-9  # microseconds: what a clock too coarse for a call tells as nothing, which has no logarithm
 
 
 def play(once: Round, count: int, rounds: int, *, drop: bool = True) -> list[list[float]]:
@@ -48,7 +49,7 @@ def levels(rows: Sequence[Sequence[float]]) -> tuple[list[float], float]:
 
     Row i may end before others: each sample is taken as its candidate's level plus its round's. Rows are not empty.
     """
-    logs = [[math.log(sample) for sample in row] for row in rows]
+    logs = [[math.log(max(sample, _LEAST)) for sample in row] for row in rows]
     found = [_middle(row) for row in logs]
     common: list[float] = []
     for _ in range(_SWEEPS):

@@ -126,8 +126,9 @@ def test_the_bench_runs_them_with_their_file(tmp_path: Path, op: str, shape: str
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "{}", '{"x": {"num_split": 1}}', '{"1": {"num_split": 0}}', '{"1": {"num_split": "1"}}', '{"1": 1}']
-)
+    "text", ["[]", "{}", '{"x": {"num_split": 1}}', '{"1": {"num_split": 0}}', '{"1": {"num_split": "1"}}', '{"1": 1}',
+             '{"1": {"num_split": 65536}}']
+)  # fmt: skip
 def test_a_damaged_file_of_the_store_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / single_name(STORE, "cpu")).write_text(text)
     with pytest.raises(UsageError, match="is no file of this op"):

@@ -77,6 +77,12 @@ def test_levels_are_free_of_what_rounds_have_in_common() -> None:
     assert statistics.median(rows[1]) / statistics.median(rows[0]) > 1.11
 
 
+def test_a_clock_too_coarse_for_a_call_ends_no_finals() -> None:
+    assert decide([[0.0] * FIRST, [0.0] * FIRST], 0) == [0, 1]
+    rows = play(lambda places: [0.0 for _ in places], 3, 2 * FIRST)
+    assert [len(row) for row in rows] == [FIRST] * 3
+
+
 def test_a_stray_sample_decides_nothing() -> None:
     rows = [[10.0] * 15 + [100.0], [10.2] * 16]
     found, _ = levels(rows)
