@@ -152,7 +152,7 @@ def _other_kernel(record: Provenance, now: Mapping[str, str]) -> str:
         return ""
     if record.kernel_files:
         what = changed(record.kernel_files, now)
-        return f"timed on another kernel: {what} since" if what else ""
+        return f"timed on another kernel: {what:.400} since" if what else ""  # a damaged sidecar names what it likes
     if record.kernel_hash == code_hash():
         return ""
     return (

@@ -133,6 +133,14 @@ def test_what_a_sidecar_gives_away(change: dict[str, Any], rule: str, says: str,
     assert found[0].file.endswith(".provenance.json")
 
 
+def test_a_sidecar_that_names_thousands_of_files_fills_no_screen(repo: Any) -> None:
+    files = {f"{n}.py": "0" for n in range(5000)}
+    provenance(repo.file(KEY), 50.0, engine="moegate", kernel_hash="f" * 64, kernel_files=files)
+    (found,) = [item for item in run_check(Options(configs=(repo.configs,), start=repo.root)).findings
+                if item.rule == "stale-provenance"]  # fmt: skip
+    assert len(found.message) < 600
+
+
 @pytest.mark.parametrize(
     "timed_on",
     [
