@@ -35,6 +35,26 @@ def _vector(at, START: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @helper
+def _tiles(weight, n, cols, stride, WIDTH: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr):
+    """Both tiles of rows `n`; the second is not used where there is no TAIL."""
+    head = _tile(weight, n, cols, stride, 0, HEAD, WIDTH)
+    tail = head
+    if TAIL > 0:
+        tail = _tile(weight, n, cols, stride, HEAD, TAIL, WIDTH)
+    return head, tail
+
+
+@helper
+def _vectors(at, WIDTH: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr):
+    """Both parts of a row, in float32; the second is not used where there is no TAIL."""
+    head = _vector(at, 0, HEAD, WIDTH)
+    tail = head
+    if TAIL > 0:
+        tail = _vector(at, HEAD, TAIL, WIDTH)
+    return head, tail
+
+
+@helper
 def _residual(x, delta, stride_slot, START: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
               SLOTS: tl.constexpr):  # fmt: skip
     """Values of x + the sum of delta's slots, each sum rounded once as whoever stores it does."""
@@ -73,6 +93,14 @@ def _put(at, value, START: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexp
     tl.store(at + k, narrow(value, at.dtype.element_ty), mask=k < WIDTH)
 
 
+@helper
+def _put_row(at, head, tail, WIDTH: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr):
+    """Store both parts of a row."""
+    _put(at, head, 0, HEAD, WIDTH)
+    if TAIL > 0:
+        _put(at, tail, HEAD, TAIL, WIDTH)
+
+
 @triton.jit(do_not_specialize=["eps"])
 def norm_linear(x, delta, gain, weight, bias, total, out, eps, cols, stride_x, stride_d, stride_slot, stride_w,
                 WIDTH: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
@@ -81,10 +109,8 @@ def norm_linear(x, delta, gain, weight, bias, total, out, eps, cols, stride_x, s
     launch_dependents(PDL)
     pid = tl.program_id(0)
     n = pid * COLS + tl.arange(0, COLS)
-    w_head, g_head = _tile(weight, n, cols, stride_w, 0, HEAD, WIDTH), _vector(gain, 0, HEAD, WIDTH)
-    w_tail, g_tail = w_head, g_head
-    if TAIL > 0:
-        w_tail, g_tail = _tile(weight, n, cols, stride_w, HEAD, TAIL, WIDTH), _vector(gain, HEAD, TAIL, WIDTH)
+    w_head, w_tail = _tiles(weight, n, cols, stride_w, WIDTH, HEAD, TAIL)
+    g_head, g_tail = _vectors(gain, WIDTH, HEAD, TAIL)
     offset = tl.zeros([COLS], tl.float32)
     if HAS_BIAS:
         offset = tl.load(bias + n, mask=n < cols, other=0.0).to(tl.float32)
@@ -101,9 +127,7 @@ def norm_linear(x, delta, gain, weight, bias, total, out, eps, cols, stride_x, s
         tl.store(out + row * cols + n, narrow(result, out.dtype.element_ty), mask=n < cols)
         if SLOTS > 0:
             if pid == 0:
-                _put(total + row * WIDTH, head, 0, HEAD, WIDTH)
-                if TAIL > 0:
-                    _put(total + row * WIDTH, tail, HEAD, TAIL, WIDTH)
+                _put_row(total + row * WIDTH, head, tail, WIDTH, HEAD, TAIL)
 
 
 @helper
@@ -112,23 +136,16 @@ def _route(pid, x, gain, router, normed, logits, eps, stride_x, stride_r, WIDTH:
            PDL: tl.constexpr):  # fmt: skip
     """Logits of COLS experts in float32; the first program stores the normed rows."""
     n = pid * COLS + tl.arange(0, COLS)
-    w_head, g_head = _tile(router, n, EXPERTS, stride_r, 0, HEAD, WIDTH), _vector(gain, 0, HEAD, WIDTH)
-    w_tail, g_tail = w_head, g_head
-    if TAIL > 0:
-        w_tail, g_tail = _tile(router, n, EXPERTS, stride_r, HEAD, TAIL, WIDTH), _vector(gain, HEAD, TAIL, WIDTH)
+    w_head, w_tail = _tiles(router, n, EXPERTS, stride_r, WIDTH, HEAD, TAIL)
+    g_head, g_tail = _vectors(gain, WIDTH, HEAD, TAIL)
     wait_dependencies(PDL)
     for row in tl.static_range(ROWS):
-        head = _vector(x + row * stride_x, 0, HEAD, WIDTH)
-        tail = head
-        if TAIL > 0:
-            tail = _vector(x + row * stride_x, HEAD, TAIL, WIDTH)
+        head, tail = _vectors(x + row * stride_x, WIDTH, HEAD, TAIL)
         scale = _scale(head, tail, eps, WIDTH, TAIL)
         head, tail = head * g_head, tail * g_tail
         tl.store(logits + row * EXPERTS + n, _dot(head, tail, w_head, w_tail, TAIL) * scale, mask=n < EXPERTS)
         if pid == 0:
-            _put(normed + row * WIDTH, head * scale, 0, HEAD, WIDTH)
-            if TAIL > 0:
-                _put(normed + row * WIDTH, tail * scale, HEAD, TAIL, WIDTH)
+            _put_row(normed + row * WIDTH, head * scale, tail * scale, WIDTH, HEAD, TAIL)
 
 
 @helper
@@ -137,20 +154,12 @@ def _gate(part, x, gain, gate_up, gated, eps, inner, stride_x, stride_g, WIDTH: 
     """silu(gate) * up for COLS of the `inner` columns."""
     n = part * COLS + tl.arange(0, COLS)
     at_up = gate_up + inner.to(tl.int64) * stride_g
-    gate_head = _tile(gate_up, n, inner, stride_g, 0, HEAD, WIDTH)
-    up_head = _tile(at_up, n, inner, stride_g, 0, HEAD, WIDTH)
-    g_head = _vector(gain, 0, HEAD, WIDTH)
-    gate_tail, up_tail, g_tail = gate_head, up_head, g_head
-    if TAIL > 0:
-        gate_tail = _tile(gate_up, n, inner, stride_g, HEAD, TAIL, WIDTH)
-        up_tail = _tile(at_up, n, inner, stride_g, HEAD, TAIL, WIDTH)
-        g_tail = _vector(gain, HEAD, TAIL, WIDTH)
+    gate_head, gate_tail = _tiles(gate_up, n, inner, stride_g, WIDTH, HEAD, TAIL)
+    up_head, up_tail = _tiles(at_up, n, inner, stride_g, WIDTH, HEAD, TAIL)
+    g_head, g_tail = _vectors(gain, WIDTH, HEAD, TAIL)
     wait_dependencies(PDL)
     for row in tl.static_range(ROWS):
-        head = _vector(x + row * stride_x, 0, HEAD, WIDTH)
-        tail = head
-        if TAIL > 0:
-            tail = _vector(x + row * stride_x, HEAD, TAIL, WIDTH)
+        head, tail = _vectors(x + row * stride_x, WIDTH, HEAD, TAIL)
         scale = _scale(head, tail, eps, WIDTH, TAIL)
         head, tail = head * g_head, tail * g_tail
         gate = _dot(head, tail, gate_head, gate_tail, TAIL) * scale
@@ -211,16 +220,10 @@ def _add(part, x, weight, residual, out, cols, stride_x, stride_w, stride_r, WID
          TAIL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """COLS columns of residual + x @ weight.T."""
     n = part * COLS + tl.arange(0, COLS)
-    w_head = _tile(weight, n, cols, stride_w, 0, HEAD, WIDTH)
-    w_tail = w_head
-    if TAIL > 0:
-        w_tail = _tile(weight, n, cols, stride_w, HEAD, TAIL, WIDTH)
+    w_head, w_tail = _tiles(weight, n, cols, stride_w, WIDTH, HEAD, TAIL)
     wait_dependencies(PDL)
     for row in tl.static_range(ROWS):
-        head = _vector(x + row * stride_x, 0, HEAD, WIDTH)
-        tail = head
-        if TAIL > 0:
-            tail = _vector(x + row * stride_x, HEAD, TAIL, WIDTH)
+        head, tail = _vectors(x + row * stride_x, WIDTH, HEAD, TAIL)
         before = tl.load(residual + row * stride_r + n, mask=n < cols, other=0.0).to(tl.float32)
         result = before + _dot(head, tail, w_head, w_tail, TAIL)
         tl.store(out + row * cols + n, narrow(result, out.dtype.element_ty), mask=n < cols)
