@@ -17,7 +17,7 @@ import aiohttp
 
 from moegate.errors import InfraError, UsageError
 from moegate.paths import write_atomic
-from moegate.records import Launch, Measurement, Samples
+from moegate.records import Launch, Measurement
 from moegate.turns import END, READY, Marks, done, go
 from serving import apikey
 from serving.account import Account
@@ -130,7 +130,10 @@ def _round(target: Target, workload: Workload, parallel: int, marks: Marks | Non
 
 
 def merged(rounds: Sequence[Measurement]) -> Measurement:
-    """One measurement of one launch from those of its rounds: a value per round, medians in `detail`, all voids."""
+    """One measurement of one launch from those of its rounds: a value per round, medians in `detail`, all voids.
+
+    What a round lacks (it has no gap between pieces where each answer came in one) the launch lacks.
+    """
     first = rounds[0]
     if len(rounds) == 1:
         return first
@@ -138,20 +141,19 @@ def merged(rounds: Sequence[Measurement]) -> Measurement:
     names = {name for launch in launches for name, value in launch.detail.items() if isinstance(value, int | float)}
     numbers = {name: [float(launch.detail.get(name, math.nan)) for launch in launches] for name in sorted(names)}
     detail = {
-        **launches[0].detail,
-        **{name: statistics.median(values) for name, values in numbers.items()
-           if all(map(math.isfinite, values))},
+        **{name: value for name, value in launches[0].detail.items() if name not in numbers},
+        **{name: statistics.median(values) for name, values in numbers.items() if all(map(math.isfinite, values))},
         "completed": int(sum(numbers["completed"])),
         "errors": sorted({error for launch in launches for error in launch.detail["errors"]})[:5],
         "rounds": [{name: launch.detail[name] for name in _OF_A_ROUND if name in launch.detail} for launch in launches],
     }  # fmt: skip
     void = next((launch.void_reason for launch in launches if launch.void_reason), None)
-    whole = [launch.samples for launch in launches]
-    values = () if not all(whole) else tuple(
-        Samples(one.metric, one.unit, one.better, tuple(v for other in whole for s in other if s.metric == one.metric
-                                                        for v in s.values), one.primary)
-        for one in whole[0]
-    )  # fmt: skip
+    found = [{one.metric: one for one in launch.samples} for launch in launches]
+    values = tuple(
+        replace(one, values=tuple(value for known in found for value in known[one.metric].values))
+        for one in launches[0].samples
+        if all(one.metric in known for known in found)
+    )
     failed = next((measured for measured in rounds if measured.status != "ok"), None)
     return replace(
         first,

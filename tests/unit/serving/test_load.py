@@ -172,6 +172,18 @@ def test_rounds_of_a_launch_are_its_values_and_one_bad_one_voids_it() -> None:
     assert "boom" in (failed.failure or "")
 
 
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_what_one_round_lacks_the_launch_lacks(lacking: int) -> None:
+    """An answer that came in one piece has no gaps: its round has no inter-token latency, the other one has."""
+    rounds = [record(GOOD), record(GOOD)]
+    rounds[lacking] = record(event(0, 10.0, [10.5], 5))
+    (launch,) = merged(rounds).launches
+    assert launch.primary() is not None
+    assert {len(s.values) for s in launch.samples} == {2}
+    assert "median_tpot_ms" in launch.detail
+    assert not [name for name in (*launch.detail, *(s.metric for s in launch.samples)) if name.endswith("_itl_ms")]
+
+
 def test_event_log(tmp_path: Path) -> None:
     write_event_log(tmp_path / "e.jsonl", [run(GOOD, warm=(event(0, 9.0, [9.5], 1),))])
     rows = [json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()]
