@@ -1,9 +1,11 @@
 """Stands for tuner, serving and `orchestrator check` in scheduler tests: same command lines, same files, no torch.
 
 Started as a real child by the real scheduler. What it does can be bent by variables of an arm or image: FAKE (a word),
-FAKE_ONLY (`command=word`) and FAKE_SLEEP (seconds).
+FAKE_ONLY (`command=word`), FAKE_SLEEP (seconds), FAKE_HOLD (a file: go on when it is gone) and FAKE_AWAIT (a lock: go
+on when somebody has it, or `over` lies beside it).
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -177,6 +179,28 @@ def misbehave(mode):
         time.sleep(600)
 
 
+def held(lock):
+    """Whether another process has this lock now."""
+    try:
+        with Path(lock).open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
+def wait_as_told():
+    """Stand still until a test lets this child go on: what a pause of some length would only make likely."""
+    time.sleep(float(os.environ.get("FAKE_SLEEP", "0")))
+    hold, lock = os.environ.get("FAKE_HOLD"), os.environ.get("FAKE_AWAIT")
+    while hold and Path(hold).exists():
+        time.sleep(0.005)
+    while lock and not held(lock) and not Path(lock).with_name("over").exists():
+        time.sleep(0.005)
+
+
 def main(argv):
     program, command = argv[0], argv[1]
     for name, value in (pair.split("=", 1) for pair in filter(None, os.environ.get("FAKE_ONLY", "").split(","))):
@@ -185,7 +209,7 @@ def main(argv):
     mode = os.environ.get("FAKE", "")
     misbehave(mode)
     abuse(mode)
-    time.sleep(float(os.environ.get("FAKE_SLEEP", "0")))
+    wait_as_told()
     if program == "orchestrator":
         finding = {"rule": "bad-value", "severity": "error", "file": "x.json", "line": 3, "message": "no", "fix": "yes"}
         found = [finding] if mode == "findings" else []

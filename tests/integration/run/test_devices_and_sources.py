@@ -2,8 +2,8 @@
 
 # ruff: noqa: E501 - edits read best on one line
 import importlib.util
-import os
 import subprocess
+import time
 from collections import Counter, defaultdict
 from itertools import pairwise
 
@@ -11,6 +11,7 @@ import pytest
 
 from moegate import journal
 from moegate.errors import UsageError
+from moegate.locks import device_lock
 from moegate.records import Comparison, read
 from orchestrator.bundle import read_run
 from orchestrator.commands._conclude import conclude
@@ -54,7 +55,7 @@ def test_many_cells_spread_over_four_cards_and_never_two_on_one(run, four_cards)
     for intervals in by_device.values():
         ordered = sorted(intervals)
         assert all(before[1] < after[0] for before, after in pairwise(ordered))
-        assert len(intervals) > 2, "no card was left idle"
+        assert len(intervals) > 1, "no card was left idle"
     assert all(outcome.state == "PASSED" for outcome in read_run(run.path).outcomes)
 
 
@@ -128,15 +129,21 @@ def test_a_launch_on_another_card_is_no_result(run, four_cards):
 
 
 def test_two_orchestrators_have_the_only_card_in_turn(run, simulated_host):
+    """Each launch stands still until the other orchestrator waits for the card, however long that takes it."""
     simulated_host.intel({ADDRESSES[0]: 0})
     ops = ", ".join(f"op{number}" for number in range(6))
+    room = device_lock(f"{ADDRESSES[0]}.next").path
     run.edit(POOL, ("slots: 4", "slots: 1"), ("    dtypes: [float32]", f"    ops: [{ops}]\n    dtypes: [float32]"),
-             ("  - kind: check\n", ""), ("pools:\n", "images:\n  i: {reference: 'x@sha256:" + "0" * 64 + "', env: {FAKE_SLEEP: '0.15'}}\npools:\n"),
+             ("timeout: 20s", "timeout: 100s"),
+             ("pools:\n", f"images:\n  i: {{reference: 'x@sha256:{'0' * 64}', env: {{FAKE_AWAIT: '{room}'}}}}\npools:\n"),
              ("isolation: process, device_name", "image: i, isolation: process, device_name"))  # fmt: skip
     folders = [run.path, run.repository / "second"]
     processes = []
     for run.path in folders:
-        processes.append(run.start())
+        processes.append(run.start("--only=kernel-test/*"))
+    while all(process.poll() is None for process in processes):
+        time.sleep(0.01)
+    room.with_name("over").touch()  # from now on the other one has the card alone
     for process in processes:
         text, _ = process.communicate(timeout=120)
         assert process.returncode == 0, text
@@ -147,12 +154,10 @@ def test_two_orchestrators_have_the_only_card_in_turn(run, simulated_host):
         if entry.kind in ("lease", "done")
     )
     order = [name for _, is_lease, name in leases if is_lease]
-    waited = order[max(order.index(name) for name in ("out", "second")) :]  # from where both are there
-    shared = waited[: 2 * min(waited.count("out"), waited.count("second"))]
-    assert len(shared) >= 6
-    assert all(one != two for one, two in pairwise(shared)), order
+    assert len(order) == 12
+    assert all(one != two for one, two in pairwise(order)), order
     kinds = [is_lease for _, is_lease, _ in leases]
-    assert kinds == [True, False] * (len(kinds) // 2), "never two on the card"
+    assert kinds == [True, False] * 12, "never two on the card"
 
 
 def test_two_orchestrators_share_the_cards_of_a_host(run, four_cards, tmp_path):
@@ -246,7 +251,7 @@ def test_a_tuner_that_was_killed_goes_on_from_its_own_journal(run):
     file = RunDir(run.path).attempt(tune.id, 1) / "launch-000" / "tuned" / "journal"
     while not file.exists():
         assert process.poll() is None
-        os.sched_yield()
+        time.sleep(0.01)
     process.kill()
     process.communicate()
     run.start(resume=True).communicate(timeout=120)
