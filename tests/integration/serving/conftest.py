@@ -18,8 +18,8 @@ import pytest
 MODEL = Path("examples/models/tiny-moe").resolve()
 
 
-def wait_for(what: Callable[[], object], seconds: float = 30.0) -> object:
-    """Wait until `what` gives something true."""
+def wait_for(what: Callable[[], object], seconds: float = 120.0) -> object:
+    """Wait until `what` gives something true. The limit is for a host that is busy with other things."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = what()
@@ -44,18 +44,22 @@ def running(tmp: Path, *options: str, **env: str) -> Iterator[tuple[str, subproc
         assert process.poll() is None, "the server ended"
         if not address.is_file():
             return None
+        url = address.read_text().strip()
         try:
-            urllib.request.urlopen(address.read_text().strip() + "/health", timeout=5)
-        except (urllib.error.URLError, OSError):
-            return None
-        return address.read_text().strip()
+            with urllib.request.urlopen(url + "/health", timeout=30):
+                return url
+        except urllib.error.HTTPError as error:  # not ready: this is an open answer too
+            error.close()
+        except OSError:
+            pass
+        return None
 
     try:
         url = wait_for(ready)
         assert isinstance(url, str)
         yield url, process
         process.send_signal(signal.SIGTERM)
-        assert process.wait(15) == 0
+        assert process.wait(60) == 0
     finally:
         if process.poll() is None:
             process.kill()
@@ -63,9 +67,17 @@ def running(tmp: Path, *options: str, **env: str) -> Iterator[tuple[str, subproc
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running(tmp_path_factory.mktemp("server"), "--slots=4", "--max-queue=6", "--configs=none") as (url, _):
-        yield url
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    """The URL of a server for the whole module, and its worker's process."""
+    folder = tmp_path_factory.mktemp("server")
+    with running(folder, "--slots=4", "--max-queue=6", "--configs=none") as (url, process):
+        (worker,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        yield url, int(worker)
+
+
+@pytest.fixture
+def server(served: tuple[str, int]) -> str:
+    return served[0]
 
 
 @pytest.fixture
@@ -84,6 +96,6 @@ def serving(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def call(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-P", "-m", "serving", *argv]
-        return subprocess.run(command, cwd=tmp_path, env=clean_env(**env), capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, cwd=tmp_path, env=clean_env(**env), capture_output=True, text=True, timeout=280)
 
     return call

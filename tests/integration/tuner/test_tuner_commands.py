@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -146,9 +147,11 @@ def test_mistakes_exit_2_and_say_what_is_right(words: tuple[object, ...], messag
 
 
 def test_help_is_fast_and_shows_an_example() -> None:
-    began = time.monotonic()
+    began = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert "tune" in _tuner("--help").stdout
-    assert time.monotonic() - began < 3
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Processor time, which others on the machine take nothing of.
+    assert ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime < 1
     for command in ("tune", "bench", "verify", "replay", "compare", "emit"):
         assert "Example:" in _tuner(command, "--help").stdout
     code = "import sys, tuner.cli; sys.exit(','.join(sorted({'torch','triton','ray','numpy'} & set(sys.modules))) or 0)"
@@ -164,13 +167,13 @@ def test_kill_at_any_point_and_go_on(tmp_path: Path) -> None:
     words = ["replay", "--journal", SWEEP, "--without", "sm_90", "--effort", "quick"]
     _tuner(*words, "--out", tmp_path / "whole")
     out, kills, seeded = tmp_path / "killed", 0, random.Random(4)
-    command = [sys.executable, "-P", "-m", "tuner", *map(str, words), "--out", str(out), "--delay-ms", "2"]
+    command = [sys.executable, "-P", "-m", "tuner", *map(str, words), "--out", str(out), "--delay-ms", "10"]
     for _ in range(10):
         child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
-        goal = _lines(out / "journal") + seeded.randint(1, 60)
+        goal = _lines(out / "journal") + seeded.randint(1, 40)  # of 700: a late kill leaves enough for the next ones
         while child.poll() is None and _lines(out / "journal") < goal:
             time.sleep(0.002)
-        time.sleep(0.004 * seeded.random())  # anywhere within an evaluation
+        time.sleep(0.02 * seeded.random())  # anywhere within an evaluation
         child.send_signal(signal.SIGKILL)
         kills += child.wait() == -signal.SIGKILL
     assert kills == 10
@@ -205,7 +208,7 @@ def test_ctrl_c_keeps_everything(tmp_path: Path) -> None:
     while child.poll() is None and _lines(out / "journal") < 8:
         time.sleep(0.02)
     child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=60)
+    _, said = child.communicate(timeout=200)
     assert child.returncode == 130
     assert "goes on" in said
     assert "Traceback" not in said
