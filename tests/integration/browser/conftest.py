@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 import signal
-import socket
 import subprocess
 import tarfile
 import time
@@ -83,7 +83,7 @@ class Browser:
 
     def wait(self, script: str, *args: Any) -> None:
         """Wait until a function body in the page gives a true value: what follows a click may come a moment later."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not self.js(script, *args):
             assert time.monotonic() < deadline, f"never came true: {script}"
             time.sleep(0.02)
@@ -161,20 +161,17 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         _missing("Chromium or its driver")
     assert driver is not None
     assert binary is not None
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    profile = tmp_path_factory.mktemp("profile")
-    process = subprocess.Popen(
-        [driver, f"--port={port}", "--allowed-ips=127.0.0.1"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    folder = tmp_path_factory.mktemp("profile")
+    with (folder / "driver.log").open("wb") as log:
+        process = subprocess.Popen(
+            [driver, "--port=0", "--allowed-ips=127.0.0.1"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
     try:
-        _wait_for(port, process)
-        session = Browser(port, profile, binary)
+        session = Browser(_port(folder / "driver.log", process), folder / "profile", binary)
         yield session
         session.quit()
     finally:
@@ -182,16 +179,16 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         process.wait()
 
 
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 30
+def _port(log: Path, process: subprocess.Popen[bytes]) -> int:
+    """The port that the driver chose: one that we looked up for it could be another's by then."""
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        assert process.poll() is None, "chromedriver ended"
-        with socket.socket() as probe:
-            probe.settimeout(1)
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
+        found = re.search(rb"started successfully on port (\d+)", log.read_bytes())
+        if found:
+            return int(found[1])
+        assert process.poll() is None, log.read_text()
         time.sleep(0.1)
-    raise AssertionError("chromedriver does not answer")
+    raise AssertionError(f"chromedriver does not say its port: {log.read_text()}")
 
 
 @pytest.fixture(scope="session")

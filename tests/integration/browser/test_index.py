@@ -52,7 +52,7 @@ def address(folder: Path) -> Iterator[str]:
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", line)
     yield line
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=60) == 0
     process.stdout.close()
 
 
@@ -64,6 +64,7 @@ def test_index_lists_filters_and_leads_to_reports(browser: Any, address: str) ->
     assert browser.js(_VISIBLE) == ["fails"]
     assert browser.js("return document.getElementById('shown').textContent") == "1 of 3 runs"
     browser.click("#table a")
+    browser.wait("return location.pathname.endsWith('report.html') && document.readyState === 'complete'")
     assert browser.js("return document.querySelector('h1').innerText.trim().split(/\\s+/)") == ["✕", "Fails"]
     assert browser.console() == []
     assert all(asked.startswith((address, "data:")) for asked in browser.requests())

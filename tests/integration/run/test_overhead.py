@@ -19,9 +19,8 @@ def test_time_and_memory_per_cell_stay_small() -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["passed"] == 80
-    assert found["cpu_ms"] <= 40, (
-        found
-    )  # its own time, which load does not change much; 60 ms is the bound of all of it
+    # About 12 ms of its own processor time, and 25 ms by the clock: ten times that on a busy machine.
+    assert found["cpu_ms"] <= 40, found
     assert found["overhead_ms"] <= 250, found
     assert found["plan_10000_s"] <= 5, found
     assert found["rss_mib"] <= 300, found

@@ -1,6 +1,6 @@
-"""One rank of a group over gloo, started by test_expert_parallel: runs a scenario, writes what it saw as .npz.
+"""One rank of a group over gloo, started by test_expert_parallel: runs a scenario, writes what it saw as RANK.npz.
 
-usage: ep_worker.py SCENARIO RANK WORLD PORT OUT
+usage: ep_worker.py SCENARIO RANK WORLD FOLDER
 """
 
 from __future__ import annotations
@@ -150,12 +150,13 @@ SCENARIOS: dict[str, Callable[[int, int, dist.ProcessGroup], Result]] = {
 
 
 def main() -> None:
-    scenario, rank, world, port, out = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], Path(sys.argv[5])
+    scenario, rank, world, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world,
-                            timeout=timedelta(seconds=20))  # fmt: skip
+    # A file and not a port, which another could have taken meanwhile; seconds for a busy machine.
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world,
+                            timeout=timedelta(seconds=120))  # fmt: skip
     groups = [dist.new_group([r]) for r in range(world)]
-    np.savez(out, **SCENARIOS[scenario](rank, world, groups[rank]))  # type: ignore[arg-type]
+    np.savez(folder / f"{rank}.npz", **SCENARIOS[scenario](rank, world, groups[rank]))  # type: ignore[arg-type]
     os._exit(0)
 
 

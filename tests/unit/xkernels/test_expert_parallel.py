@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -24,16 +23,13 @@ Results = list[dict[str, np.ndarray]]
 
 
 def run_group(scenario: str, folder: Path, expect: tuple[int, ...] = (0,) * WORLD) -> Results:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     ranks = []
     for rank in range(WORLD):
         with (folder / f"{rank}.err").open("w") as log:
-            command = [sys.executable, str(WORKER), scenario, str(rank), str(WORLD), port, str(folder / f"{rank}.npz")]
+            command = [sys.executable, str(WORKER), scenario, str(rank), str(WORLD), str(folder)]
             ranks.append(subprocess.Popen(command, env=env, stderr=log))
-    codes = tuple(process.wait(timeout=120) for process in ranks)
+    codes = tuple(process.wait(timeout=250) for process in ranks)
     assert codes == expect, "\n".join(path.read_text()[-2000:] for path in sorted(folder.glob("*.err")))
     return [dict(np.load(folder / f"{rank}.npz")) for rank in range(WORLD) if expect[rank] == 0]
 
@@ -127,7 +123,7 @@ def test_a_killed_rank_is_a_clear_error_on_every_other(tmp_path: Path) -> None:
     ranks = run_group("killed", tmp_path, expect=(0, 0, 0, 9))
     for rank in ranks:
         assert "exchange of" in str(rank["said"])
-        assert float(rank["seconds"]) < 20
+        assert float(rank["seconds"]) < 60, "long before the group's own timeout"
 
 
 class Simulated(CpuDevice):
@@ -175,13 +171,10 @@ def test_only_this_module_starts_the_kernel_that_waits_for_its_grid() -> None:
 
 
 @pytest.fixture
-def pair():  # type: ignore[no-untyped-def]
+def pair(tmp_path: Path):  # type: ignore[no-untyped-def]
     import torch.distributed as dist
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     yield dist.group.WORLD
     dist.destroy_process_group()
 
