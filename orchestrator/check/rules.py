@@ -178,7 +178,7 @@ RULES: tuple[RuleText, ...] = (
     RuleText(
         "stale-provenance",
         "warning",
-        "The config was timed on other sources of its kernel, or its content changed since.",
+        "Timed on other sources of its kernel, the content changed since, or the sidecar contradicts itself.",
         "re-tune on the kernel that will be served",
         _LOOKUP,
     ),

@@ -11,7 +11,7 @@ from moegate.configs import ConfigKey
 from moegate.configs.engines import EngineLookup
 from moegate.configs.positions import line_of
 from moegate.errors import UsageError
-from moegate.kernels import LAUNCHERS, changed, code_hash, kernel_files
+from moegate.kernels import LAUNCHERS, changed, code_hash, hash_of, kernel_files
 from moegate.records import Provenance, read
 from moegate.records.findings import Finding
 from moegate.records.provenance import sidecar_name
@@ -142,8 +142,21 @@ def _one_provenance(
             1,
             f"{record.covered} of {record.candidates} candidates ({share:.1%}) were evaluated",
         )
-    if record.engine == "moegate" and (why := _other_kernel(record, now.get(record.op, {}))):
-        yield finding("stale-provenance", shown, 1, why)
+    if record.engine == "moegate":
+        why = [_other_kernel(record, now.get(record.op, {})), _contradiction(record)]
+        if any(why):
+            yield finding("stale-provenance", shown, 1, "; ".join(filter(None, why)))
+
+
+def _contradiction(record: Provenance) -> str:
+    """Where the kernel's hash is not that of the sources named beside it, by which alone they can be told; else empty.
+
+    No kernel needs to be installed to see it: whoever edits the list by hand, so that it fits, is found out.
+    """
+    if not record.kernel_files or record.kernel_hash == hash_of(record.kernel_files):
+        return ""
+    told = f"{record.kernel_hash:.12}" or "empty"
+    return f"it contradicts itself: kernel_hash is {told}, that of its kernel_files {hash_of(record.kernel_files)[:12]}"
 
 
 def _other_kernel(record: Provenance, now: Mapping[str, str]) -> str:

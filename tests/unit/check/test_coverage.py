@@ -122,6 +122,12 @@ def test_a_triton_upgrade_names_what_falls_and_what_is_at_stake(repo: Any) -> No
             "stale-provenance",
             "linear.py new since",
         ),
+        (
+            {"engine": "moegate", "kernel_hash": "f" * 64, "kernel_files": NOW},
+            "stale-provenance",
+            f"kernel_hash is ffffffffffff, that of its kernel_files {hash_of(NOW)[:12]}",
+        ),
+        ({"engine": "moegate", "kernel_files": NOW}, "stale-provenance", "kernel_hash is empty"),
     ],
 )
 def test_what_a_sidecar_gives_away(change: dict[str, Any], rule: str, says: str, repo: Any) -> None:
@@ -131,6 +137,14 @@ def test_what_a_sidecar_gives_away(change: dict[str, Any], rule: str, says: str,
     assert len(found) == 1
     assert says in found[0].message
     assert found[0].file.endswith(".provenance.json")
+
+
+def test_a_sidecar_contradicts_itself_whatever_is_installed(repo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.check.whole.kernel_files", lambda op: {})
+    for kernel_hash, found in (("f" * 64, ["stale-provenance"]), (hash_of(NOW), [])):
+        provenance(repo.file(KEY), 50.0, engine="moegate", kernel_hash=kernel_hash, kernel_files=NOW)
+        rules = [item.rule for item in run_check(Options(configs=(repo.configs,), start=repo.root)).findings]
+        assert [rule for rule in rules if rule == "stale-provenance"] == found
 
 
 def test_a_sidecar_that_names_thousands_of_files_fills_no_screen(repo: Any) -> None:
