@@ -29,13 +29,19 @@ def user_cache() -> Path:
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader, or a crash, sees the old content or the new, never a part.
 
-    The parent folder is made when missing. Data and directory entry are on disk when this returns.
+    The parent folder is made when missing. Data and directory entry are on disk when this returns. A link is replaced
+    and not followed: one that a launch has left leads nowhere.
 
     Raises:
-        UsageError: something is there that is no regular file: whoever may would replace `/dev/null` for all.
+        UsageError: something is there that is no regular file (whoever may would replace `/dev/null` for all), or the
+            name is a stream's: a shell's redirection makes a regular file of `/dev/stdout`, which is still to be
+            written to and not to be replaced.
     """
     if not path.name or path.is_dir():
         raise UsageError("is a folder, not the name of a file", file=path)
+    folder = path.parent.resolve()
+    if folder == Path("/dev") or folder.is_relative_to("/proc"):
+        raise UsageError("is a device or a stream: name a file", file=path)
     if path.exists() and not path.is_file():
         raise UsageError("is no regular file", file=path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -145,6 +145,31 @@ def test_only_a_regular_file_is_replaced(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "pipe"]
 
 
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "/dev/null", "up/dev/stdout"])
+def test_a_stream_under_a_redirection_is_no_file_to_replace(tmp_path: Path, name: str) -> None:
+    (tmp_path / "up").symlink_to("/")
+    code = (
+        "import sys; from pathlib import Path; from moegate import errors, paths\n"
+        "print('first', flush=True)\n"
+        "try: paths.write_atomic(Path(sys.argv[1]), 'x')\n"
+        "except errors.UsageError as error: print(error)\n"
+    )
+    link = Path("/dev/stdout").readlink()
+    out = tmp_path / "out"
+    with out.open("wb") as stream:
+        subprocess.run([sys.executable, "-c", code, name], stdout=stream, check=True, cwd=tmp_path)
+    assert out.read_text() == f"first\n{name}: is a device or a stream: name a file\n"
+    assert Path("/dev/stdout").readlink() == link
+
+
+def test_a_link_is_replaced_and_what_it_led_to_stays(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    paths.write_atomic(tmp_path / "link", "new")
+    assert (tmp_path / "real").read_text() == "old"
+    assert not (tmp_path / "link").is_symlink()
+
+
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x"])
 def test_nothing_leads_outside(tmp_path: Path, name: str) -> None:
     with pytest.raises(errors.UsageError, match="outside"):
