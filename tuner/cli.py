@@ -20,11 +20,18 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Model = Annotated[Path | None, typer.Option(help="A Hugging Face config.json or its folder.")]
+Model = Annotated[Path | None, typer.Option(help="A Hugging Face config.json or its folder; or --shape.")]
 Shape = Annotated[str | None, typer.Option(help="Instead of a model: E=64,N=896,H=1280,topk=6.")]
 Op = Annotated[str, typer.Option(help="fused_experts, block_fp8_linear or store_kv_cache.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or fp8_w8a8.")]
-Sizes = Annotated[str, typer.Option("--batch-sizes", help="Comma-separated; default: the usual 18.")]
+Sizes = Annotated[
+    str,
+    typer.Option(
+        "--batch-sizes",
+        help="Tokens of a step, comma-separated; default: the 18 sizes of SGLang's tuner, 1 to 4096 (under Triton's "
+        "interpreter: 1,2,4,8).",
+    ),
+]
 Engine = Annotated[str, typer.Option(help="Whose kernel: moegate, sglang or vllm.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
@@ -37,7 +44,8 @@ def _not_empty(value: str | None) -> str | None:
 
 
 # torch takes 64 bits with a sign, and what is drawn adds to the seed.
-Seed = Annotated[int, typer.Option(min=0, max=(1 << 62) - 1, help="Seed of weights, inputs and routing.")]
+_MOST_SEED = (1 << 62) - 1
+Seed = Annotated[int, typer.Option(min=0, max=_MOST_SEED, help="Seed of weights, inputs and routing.")]
 Python = Annotated[str | None, typer.Option(help="Interpreter of the engine's own environment.", callback=_not_empty)]
 
 
@@ -51,7 +59,9 @@ def tune(
     device: Annotated[str, typer.Option(help="auto: the device of this process; cpu: Triton's interpreter.")] = "auto",
     effort: Annotated[str, typer.Option(help="quick, full or exhaustive.")] = "full",
     batch_sizes: Sizes = "",
-    budget: Annotated[str | None, typer.Option(help="Stop starting new batch sizes in time for this: 45s, 3m.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Time for all of it, such as 45s or 3m; most goes to the search.")
+    ] = None,
     engine: Engine = "moegate",
     strategy: Annotated[str, typer.Option(help="racing, exhaustive or random.")] = "racing",
     no_prior: Annotated[bool, typer.Option("--no-prior", help="Search as on a vendor nobody tuned yet.")] = False,
@@ -88,7 +98,7 @@ def bench(
     shape: Shape = None,
     op: Op = "fused_experts",
     dtype: Dtype = "auto",
-    batch_sizes: Sizes = "",
+    batch_sizes: Annotated[str, typer.Option(help="Tokens of a step, comma-separated; default: 1,2,4,8.")] = "",
     configs: Annotated[str, typer.Option(help="A folder of config files, or none.")] = "none",
     moe_runner_backend: Annotated[str, typer.Option(help="auto, triton or torch.")] = "auto",
     graph: Annotated[str, typer.Option(help="eager or full.")] = "eager",
@@ -117,7 +127,7 @@ def bench(
 @app.command()
 def verify(
     ops: Annotated[str, typer.Option(help="Comma-separated ops, or all.")] = "all",
-    dtypes: Annotated[str, typer.Option(help="Comma-separated dtypes.")] = "float32,bfloat16,float16",
+    dtypes: Annotated[str, typer.Option(help="Comma-separated; fp8_w8a8 too.")] = "float32,bfloat16,float16",
     backend: Annotated[str, typer.Option(help="triton, torch or all.")] = "all",
     out: Annotated[Path | None, typer.Option(help="Where to write the measurement record.")] = None,
     as_json: Json = False,
@@ -138,7 +148,7 @@ def replay(
     effort: Annotated[str, typer.Option(help="quick, full or exhaustive.")] = "full",
     no_prior: Annotated[bool, typer.Option("--no-prior", help="Search as on a vendor nobody tuned yet.")] = False,
     without: Annotated[str, typer.Option(help="Architectures that the prior leaves out: sm_90,sm_100.")] = "",
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option(min=0, max=_MOST_SEED, help="Seed of what the strategy draws.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Keep a journal and the chosen configs here; resumable.")] = None,
     delay_ms: Annotated[float, typer.Option(min=0.0, help="Let every evaluation take this long.")] = 0.0,
     noise: Annotated[int, typer.Option(help="Also search under noise and play the finals, over so many seeds.")] = 0,

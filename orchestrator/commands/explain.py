@@ -39,7 +39,7 @@ def explain(
         str | None, typer.Option(help="bfloat16, float16, float32, fp8_w8a8, ...; default: the model's own.")
     ] = None,
     m: Annotated[
-        str, typer.Option("--m", metavar="M,...", help="Batch sizes to show; default: the 18 tuned ones.")
+        str, typer.Option("--m", metavar="M,...", help="Batch sizes; default: the 18 of the tuner, 1 to 4096.")
     ] = "",
     backend: Annotated[str, typer.Option(help="The MoE backend that will be asked for.")] = "auto",
     no_fusion: Annotated[

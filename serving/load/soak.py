@@ -201,11 +201,15 @@ async def soak(base_url: str, seconds: float, concurrency: int, seed: int = 0) -
 def main(argv: Sequence[str] | None = None) -> int:
     """Soak and print one JSON document; 1 where anything was wrong."""
     options = argparse.ArgumentParser("soak", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    options.add_argument("--base-url", default=os.environ.get("MOEGATE_BASE_URL"))
-    options.add_argument("--seconds", type=float, default=1800)
-    options.add_argument("--concurrency", type=int, default=8)
-    options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--max-growth", type=float, default=0.05, help="fraction that memory may grow by")
+    options.add_argument(
+        "--base-url", default=os.environ.get("MOEGATE_BASE_URL"), help="the server (default: $MOEGATE_BASE_URL)"
+    )
+    options.add_argument("--seconds", type=float, default=1800, help="how long (default: 1800)")
+    options.add_argument("--concurrency", type=int, default=8, help="clients at once (default: 8)")
+    options.add_argument("--seed", type=int, default=0, help="of what the clients do (default: 0)")
+    options.add_argument(
+        "--max-growth", type=float, default=0.05, help="fraction that memory may grow by (default: 0.05)"
+    )
     args = options.parse_args(argv)
     if not args.base_url:
         options.error("--base-url, or MOEGATE_BASE_URL")

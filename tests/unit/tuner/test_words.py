@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from moegate.configs import BATCH_SIZES
 from moegate.errors import UsageError
+from tuner.cli import app
+from tuner.commands import bench, compare, tune
 from tuner.commands.common import parse_budget, parse_sizes
 from tuner.commands.compile import run as compile_configs
 from tuner.commands.verify import run as verify
@@ -99,3 +103,16 @@ def test_to_verify_nothing_is_a_mistake(ops: str, dtypes: str, field: str, monke
     with pytest.raises(UsageError, match="names no") as error:
         verify(ops=ops, dtypes=dtypes, backend="all", out=None, as_json=False)
     assert error.value.field == field
+
+
+def test_help_names_the_batch_sizes_that_are_the_default() -> None:
+    def told(command: str) -> str:
+        found = get_command(app).commands[command]  # type: ignore[attr-defined]
+        return str(next(option.help for option in found.params if option.name == "batch_sizes"))
+
+    on_cpu = ",".join(map(str, tune._SIZES_ON_CPU))
+    assert tune._SIZES_ON_CPU == compare._SIZES_ON_CPU
+    for command in ("tune", "compare"):
+        assert f"the {len(BATCH_SIZES)} sizes" in told(command)
+        assert f"{BATCH_SIZES[0]} to {BATCH_SIZES[-1]} (under Triton's interpreter: {on_cpu})" in told(command)
+    assert told("bench").endswith(f"default: {','.join(map(str, bench._DEFAULT_SIZES))}.")
