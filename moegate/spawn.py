@@ -2,6 +2,10 @@
 
 Children are executed anew and never forked from a process that has touched a device. A child dies with the process
 that started it, and at its deadline its whole group is killed, so that nothing is left running.
+
+Linux ties that death to the thread that started the child: when this thread ends, the child is killed, however much the
+rest of the process still wants of it. So the rule: a thread starts a child only if it also waits for its end (`run`, or
+`start` and `wait` in one function), or if it is the main thread. Other threads may come, use a child and go.
 """
 
 from __future__ import annotations
