@@ -44,7 +44,7 @@ note("over")
 
 @pytest.fixture
 def specs(tmp_path: Path) -> Callable[..., list[LaunchSpec]]:
-    def make(*hows: str, seconds: float = 20.0) -> list[LaunchSpec]:
+    def make(*hows: str, seconds: float = 240.0) -> list[LaunchSpec]:
         slot = Slot("cpu", 0, HostDevice(DeviceIdentity("cpu", "a CPU", "cpu:here", "cpu"), 0), ())
         made = []
         for number, how in enumerate(hows):
@@ -87,7 +87,7 @@ def test_who_ends_early_stops_the_other_and_is_named_first(
 ) -> None:
     began = time.monotonic()
     ended = run_together(ProcessIsolation(), specs(*hows), threading.Event())
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 100, "nobody waits for a deadline"
     assert (ended[first].place, ended[1 - first].place) == (0, 1)
     assert ended[first].result.returncode == (0 if "early" in hows else 1)
     assert ended[1 - first].result.cancelled
@@ -100,14 +100,14 @@ def test_cancel_ends_both(specs, tmp_path: Path) -> None:
     made = specs("well", "well")
     (made[0].workdir / FOLDER).mkdir()
     threading.Timer(0.5, cancel.set).start()
-    made[1] = LaunchSpec(**{**vars(made[1]), "argv": (PYTHON, "-c", "import time; time.sleep(30)")})
+    made[1] = LaunchSpec(**{**vars(made[1]), "argv": (PYTHON, "-c", "import time; time.sleep(600)")})
     ended = run_together(ProcessIsolation(), made, cancel)
     assert all(end.result.cancelled for end in ended)
 
 
 def test_a_deadline_holds_while_others_have_their_turn(specs) -> None:
     made = specs("well", "well", seconds=3.0)
-    made[1] = LaunchSpec(**{**vars(made[1]), "argv": (PYTHON, "-c", "import time; time.sleep(30)")})
+    made[1] = LaunchSpec(**{**vars(made[1]), "argv": (PYTHON, "-c", "import time; time.sleep(600)")})
     ended = run_together(ProcessIsolation(), made, threading.Event())
     assert any(end.result.timed_out for end in ended)
 

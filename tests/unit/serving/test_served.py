@@ -75,9 +75,9 @@ def test_numbers_beyond_all_numbers_are_left_out() -> None:
 
 @pytest.mark.parametrize("text", ["a_sum{" * 200_000, "a_sum" * 200_000, "_sum{" + "} x" * 300_000, "{} 1\n" * 200_000])
 def test_nonsense_is_passed_over_in_no_time(text: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     assert totals(text) == {}
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 class Engine:
