@@ -43,7 +43,7 @@ TOP = {
     "results.sarif", "summary.md",
 }  # fmt: skip
 ATTEMPT = {"result.json", "stdout.log", "stderr.log"}
-LEFT_S = 5.0
+LEFT_S = 60.0
 
 
 def during(run: Path, ledger: Path) -> list[str]:
@@ -222,7 +222,7 @@ def _containers(entries: list[Entry]) -> Iterator[str]:
     run_id = next((entry.data["run"] for entry in entries if entry.kind == "run"), "")
     if Path("/var/run/docker.sock").exists() and shutil.which("docker"):
         argv = ["docker", "ps", "--all", "--quiet", "--filter", f"label=moegate.run={run_id}"]
-        found = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30).stdout.split()
+        found = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120).stdout.split()
         if found:
             yield f"g: the containers {found} are left"
 

@@ -26,7 +26,8 @@ from orchestrator.scheduler import execute, keys
 PROGRAM = Path(__file__).with_name("program.py")
 MODEL = Path(__file__).parents[2] / "standin" / "model"
 SLOTS = min(2, len(os.sched_getaffinity(0)))
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
+ASKS = {signal.SIGINT, signal.SIGTERM}
 
 # 60 cells of every kind: 2 check, 42 kernel-test, 2 tune, 4 kernel-bench, 8 serve, 2 accuracy.
 LARGE = """\
@@ -161,9 +162,12 @@ class Workshop:
         record, log = ledger / "points", ledger / "log"
         record.unlink(missing_ok=True)
         began = time.monotonic()
+        # What comes before the child can answer a signal as the command does waits for it, however slowly it starts.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ASKS)
         pid = os.fork()
         if pid == 0:
             _be(lambda: self._work(plan, run, ledger, fault, record), log)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKS)
         code = _watch(pid, fault)
         wall_s = time.monotonic() - began
         text = log.read_text(errors="replace")
@@ -181,9 +185,11 @@ class Workshop:
             name: (PYTHON, "-I", "-S", str(PROGRAM), str(ledger), name) for name in ("orchestrator", "tuner", "serving")
         }
         points = arm(fault.hit, record)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKS)
         session = execute(plan, run, resume=run.is_dir(), root=self.repository, programs=programs)
         print(f"executed {session.executed}", flush=True)
         code = int(session.interrupted) if session.interrupted is not None else conclude(run).exit
+        signal.pthread_sigmask(signal.SIG_BLOCK, ASKS)  # it is over: from here on nothing can be asked of it
         points.finish()
         return code
 

@@ -32,13 +32,18 @@ spec = PoolSpec("b60", "xpu", slots=4, ray=cluster.address)
 slots = [Slot("b60", n, HostDevice(DeviceIdentity("xpu", "B60", f"0000:0{n}:00.0"), n)) for n in range(5)]
 pool.start([spec])
 mine, theirs = pool.RayAllocator(spec), pool.RayAllocator(spec)
-take = lambda who, slot: any(who.take(slot) or time.sleep(0.1) for _ in range(100))
+take = lambda who, slot: any(who.take(slot) or time.sleep(0.1) for _ in range(300))
 took = [take(mine, slot) for slot in slots[:4]]
 own = ray.get_runtime_context().get_node_id()
 nodes = [set(placement_group_table(group)["bundles_to_node_id"].values()) for group in mine._held.values()]
 fifth = [theirs.take(slots[4]) for _ in range(3)]
-free = ray._private.state.available_resources_per_node()
-left = {node["NodeID"] == own: free[node["NodeID"]] for node in ray.nodes()}
+def left():
+    free = ray._private.state.available_resources_per_node()
+    return {node["NodeID"] == own: free[node["NodeID"]].get("GPU", 0) for node in ray.nodes()}
+for _ in range(300):  # a node reports what it gave away a moment later
+    seen = left()
+    if seen == {True: 0, False: 4}: break
+    time.sleep(0.1)
 try:
     pool.check_offer([PoolSpec("b60", "xpu", slots=5, ray=cluster.address)], cluster.address)
     refused = ""
@@ -47,7 +52,7 @@ except PoolError as error:
 mine.close()
 again = take(theirs, slots[4])
 print(json.dumps({"took": took, "placed": all(found == {own} for found in nodes), "fifth": fifth, "again": again,
-                  "here": left[True].get("GPU", 0), "there": left[False].get("GPU", 0), "refused": refused}))
+                  "here": seen[True], "there": seen[False], "refused": refused}))
 pool.stop()
 cluster.shutdown()
 """
