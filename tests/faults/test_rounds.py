@@ -50,6 +50,24 @@ def test_hits_at_every_point_of_a_small_run(tmp_path: Path) -> None:
     assert {name.split()[0] for name in report["points"]} == {"kill", "full"}
 
 
+AT_ONCE = """
+import signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from session import Fault, Workshop
+shop = Workshop(Path(sys.argv[2]))
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
+    print(shop.orchestrate(shop.folder / number.name, "small", Fault("at once", signals=((0.0, number),))).code)
+"""
+
+
+def test_a_signal_before_an_orchestrator_is_up_is_answered_as_later_ones_are(tmp_path: Path) -> None:
+    """On a busy machine a round's first signal comes as early as that."""
+    argv = [sys.executable, "-P", "-c", AT_ONCE, str(HARNESS), str(tmp_path)]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=200, check=True)
+    assert done.stdout.split() == ["143", "130", "-9"]
+
+
 # Faults of the list in docs/faults.md that have points of their own: what happens there, and at which.
 AT_POINTS = [
     ("kill", "journal final: *", 3),

@@ -161,6 +161,7 @@ class Workshop:
         plan, ledger = self.plan(matrix, slots), self.ledger(run)
         record, log = ledger / "points", ledger / "log"
         record.unlink(missing_ok=True)
+        log.write_bytes(b"")  # it may be killed before it has made one
         began = time.monotonic()
         # What comes before the child can answer a signal as the command does waits for it, however slowly it starts.
         signal.pthread_sigmask(signal.SIG_BLOCK, ASKS)
