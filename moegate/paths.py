@@ -7,7 +7,7 @@ from pathlib import Path
 
 from moegate.errors import UsageError
 
-__all__ = ["config_root", "ensure_inside", "fsync_directory", "user_cache", "write_atomic"]
+__all__ = ["config_root", "ensure_file", "ensure_inside", "fsync_directory", "user_cache", "write_atomic"]
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -26,11 +26,8 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moegate"
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a file so that a reader, or a crash, sees the old content or the new, never a part.
-
-    The parent folder is made when missing. Data and directory entry are on disk when this returns. A link is replaced
-    and not followed: one that a launch has left leads nowhere.
+def ensure_file(path: Path) -> Path:
+    """Return `path` where `write_atomic` may put a file; a command asks before it works for hours.
 
     Raises:
         UsageError: something is there that is no regular file (whoever may would replace `/dev/null` for all), or the
@@ -44,6 +41,19 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         raise UsageError("is a device or a stream: name a file", file=path)
     if path.exists() and not path.is_file():
         raise UsageError("is no regular file", file=path)
+    return path
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader, or a crash, sees the old content or the new, never a part.
+
+    The parent folder is made when missing. Data and directory entry are on disk when this returns. A link is replaced
+    and not followed: one that a launch has left leads nowhere.
+
+    Raises:
+        UsageError: see `ensure_file`.
+    """
+    ensure_file(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
     # Cut by bytes, which is what file systems count.

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from moegate.paths import ensure_file
 from tuner.commands.compile import register as register_compile
 
 __all__ = ["app"]
@@ -43,6 +44,12 @@ def _not_empty(value: str | None) -> str | None:
     return value
 
 
+def _file(value: Path | None) -> Path | None:
+    """Where a file can be written: said before anything is measured."""
+    return None if value is None else ensure_file(value)
+
+
+Record = Annotated[Path | None, typer.Option(help="Where to write the measurement record.", callback=_file)]
 # torch takes 64 bits with a sign, and what is drawn adds to the seed.
 _MOST_SEED = (1 << 62) - 1
 Seed = Annotated[int, typer.Option(min=0, max=_MOST_SEED, help="Seed of weights, inputs and routing.")]
@@ -75,7 +82,7 @@ def tune(
     ep: Annotated[int, typer.Option(min=1, help="Expert-parallel size.")] = 1,
     seed: Seed = 0,
     python: Python = None,
-    result: Annotated[Path | None, typer.Option(help="Where to write the measurement record.")] = None,
+    result: Record = None,
     as_json: Json = False,
 ) -> None:
     """Tune both projections of an op for all batch sizes.
@@ -108,7 +115,7 @@ def bench(
     ep: Annotated[int, typer.Option(min=1, help="Expert-parallel size.")] = 1,
     routing: Annotated[str, typer.Option(help="uniform, skewed, or a folder of recorded routing.")] = "uniform",
     reps: Annotated[int, typer.Option(min=0, help="Timed replays per batch size; 0 chooses.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Where to write the measurement record.")] = None,
+    out: Record = None,
     as_json: Json = False,
 ) -> None:
     """Time the op with the configs that the look-up gives: one launch of one process.
@@ -129,7 +136,7 @@ def verify(
     ops: Annotated[str, typer.Option(help="Comma-separated ops, or all.")] = "all",
     dtypes: Annotated[str, typer.Option(help="Comma-separated; fp8_w8a8 too.")] = "float32,bfloat16,float16",
     backend: Annotated[str, typer.Option(help="triton, torch or all.")] = "all",
-    out: Annotated[Path | None, typer.Option(help="Where to write the measurement record.")] = None,
+    out: Record = None,
     as_json: Json = False,
 ) -> None:
     """Hold every op against its twin, over dtypes and odd shapes.

@@ -162,6 +162,26 @@ def test_a_stream_under_a_redirection_is_no_file_to_replace(tmp_path: Path, name
     assert Path("/dev/stdout").readlink() == link
 
 
+# A command that measures for long, and where its file would go.
+RECORDING = [
+    ("tuner", "bench", "--shape=E=1", "--out"),
+    ("tuner", "verify", "--out"),
+    ("tuner", "compile", "--targets=sm_90", "--out"),
+    ("tuner", "tune", "--shape=E=1", "--out=tuned", "--result"),
+    ("serving", "bench", "--requests=1", "--input=1", "--output=1", "--base-url=http://127.0.0.1:9", "--out"),
+    ("serving", "accuracy", "--samples=none", "--base-url=http://127.0.0.1:9", "--out"),
+]
+
+
+@pytest.mark.parametrize("words", RECORDING, ids=lambda words: " ".join(words[:2]))
+def test_a_command_refuses_such_a_name_before_it_measures(tmp_path: Path, words: tuple[str, ...]) -> None:
+    argv = [sys.executable, "-P", "-m", *words[:-1], f"{words[-1]}=/dev/stdout"]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "/dev/stdout: is a device or a stream: name a file" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_link_is_replaced_and_what_it_led_to_stays(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to("real")
