@@ -110,7 +110,7 @@ class OwnDaemon:
         argv += [f"--pidfile={self.folder}/pid", "--bridge=none", "--iptables=false", "--ip6tables=false"]
         with (self.folder / "dockerd.log").open("ab") as log:
             self._process = subprocess.Popen(argv, stdout=log, stderr=log)
-        until(self.answers, 60)
+        until(self.answers, 120)
 
     def answers(self) -> bool:
         done = subprocess.run(["docker", "--host", self.host, "version"], capture_output=True, check=False)
@@ -119,7 +119,7 @@ class OwnDaemon:
     def stop(self) -> None:
         assert self._process is not None
         self._process.terminate()
-        self._process.wait(60)
+        self._process.wait(120)
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def own_daemon(monkeypatch: pytest.MonkeyPatch, base: str) -> Iterator[OwnDaemon
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.parametrize("command", ["sleep 100", "trap '' TERM; while :; do sleep 1; done"], ids=["ends", "resists"])
+@pytest.mark.parametrize("command", ["sleep 600", "trap '' TERM; while :; do sleep 1; done"], ids=["ends", "resists"])
 def test_a_restarted_daemon_is_infrastructure_and_nothing_is_left(
     own_daemon: OwnDaemon, spec_for: Callable[..., LaunchSpec], tmp_path: Path, command: str
 ) -> None:
@@ -151,7 +151,7 @@ def test_a_restarted_daemon_is_infrastructure_and_nothing_is_left(
     )
     isolation = DockerIsolation({"small": imported.stdout.strip()})
     assert isolation.detail["docker.id"] != ""
-    spec = spec_for(("/bin/sh", "-c", command), image=ImageSpec(name="small"))
+    spec = spec_for(("/bin/sh", "-c", command), image=ImageSpec(name="small"), timeout_s=300.0)
     started = threading.Event()
     results: list[LaunchResult] = []
 
@@ -160,11 +160,11 @@ def test_a_restarted_daemon_is_infrastructure_and_nothing_is_left(
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert started.wait(30)
-    until(lambda: client.containers.list(), 30)
+    assert started.wait(120)
+    until(lambda: client.containers.list(), 120)
     own_daemon.stop()
     own_daemon.start()
-    thread.join(90)
+    thread.join(150)
     client.close()
     (result,) = results
     assert result.infra is not None
