@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,25 @@ def test_random_weights_get_a_tokenizer_with_the_models_vocabulary(tmp_path: Pat
     vocab = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     assert len(vocab) == 129280
     assert foreign.model_dir(Spec(MODEL, weights="/w"), tmp_path) == Path("/w")
+
+
+@pytest.mark.parametrize(
+    ("given_away", "most"), [(None, 32768), ("20001 60999", 20000), ("1024 65535", 65535), ("nonsense", 65535)]
+)
+def test_a_free_port_is_none_that_the_system_gives_away(
+    given_away: str | None, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if given_away is not None:
+        (tmp_path / "range").write_text(given_away)
+        monkeypatch.setattr(foreign, "_GIVEN_AWAY", tmp_path / "range")
+    else:
+        most = int(foreign._GIVEN_AWAY.read_text().split()[0]) - 1
+    ports = {foreign.free_port() for _ in range(20)}
+    assert len(ports) > 10, "two launches do not draw the same one"
+    for port in ports:
+        assert 1024 < port <= most
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", port))
 
 
 def test_our_engine_spreads_experts_and_nothing_else(tmp_path: Path) -> None:
