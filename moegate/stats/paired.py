@@ -27,7 +27,7 @@ class PairedAccuracy:
     difference: mean score, candidate less baseline (0.005 is half a point). low, high: one-sided 95 % bounds each.
     gained, lost: samples that only the candidate, only the baseline got right (binary scores). p: exact McNemar test,
     two-sided; None for scores that are not 0 or 1. verdict: "equivalent" = not worse by the margin; "improved" = better
-    than the baseline; "regressed" = worse, and not shown to be within the margin; else "inconclusive".
+    and "regressed" = worse, where not shown to be within the margin; else "inconclusive".
     more_samples: about how many further samples non-inferiority would need; None where it is not the question.
     """
 
@@ -93,7 +93,7 @@ def _difference_of_sets(baseline: Mapping[str, float], candidate: Mapping[str, f
 
 
 def _verdict(low: float, high: float, margin: float) -> Literal["improved", "regressed", "equivalent", "inconclusive"]:
-    if low > 0.0:
+    if low > 0.0 and high >= margin:  # graded scores differ in their last digits with who was batched with whom
         return "improved"
     if low > -margin:
         return "equivalent"

@@ -49,6 +49,17 @@ def test_a_loss_within_the_margin_passes_though_it_is_significant() -> None:
     assert result.verdict == "equivalent"
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_last_digits_are_no_difference_however_regular(sign: int) -> None:
+    """Sums in another order round otherwise; where that has a direction, an interval of the mean excludes zero."""
+    base = {f"s{i}": 0.02 + 0.001 * i for i in range(20)}
+    result = accuracy_non_inferiority(base, {k: v + sign * 1e-9 * (1 + i % 3) for i, (k, v) in enumerate(base.items())})
+    assert result.low * result.high > 0
+    assert result.verdict == "equivalent"
+    beyond = accuracy_non_inferiority(base, {k: v + sign * 0.006 for k, v in base.items()})
+    assert beyond.verdict == ("improved" if sign > 0 else "regressed")
+
+
 def test_different_samples_are_refused_by_name() -> None:
     with pytest.raises(DifferentSamples, match=r"5 only in the baseline, 5 only in the candidate \(s00000"):
         accuracy_non_inferiority(answers(10, 0), answers(10, 0, offset=5))
