@@ -36,7 +36,7 @@ def ensure_file(path: Path) -> Path:
     """
     if not path.name or path.is_dir():
         raise UsageError("is a folder, not the name of a file", file=path)
-    folder = path.parent.resolve()
+    folder = Path(os.path.realpath(path.parent))  # resolve() raises RuntimeError at links that go in a circle
     if folder == Path("/dev") or folder.is_relative_to("/proc"):
         raise UsageError("is a device or a stream: name a file", file=path)
     if path.exists() and not path.is_file():

@@ -170,6 +170,7 @@ RECORDING = [
     ("tuner", "tune", "--shape=E=1", "--out=tuned", "--result"),
     ("serving", "bench", "--requests=1", "--input=1", "--output=1", "--base-url=http://127.0.0.1:9", "--out"),
     ("serving", "accuracy", "--samples=none", "--base-url=http://127.0.0.1:9", "--out"),
+    ("serving", "launch", "--model=none", "--announce"),
 ]
 
 
@@ -180,6 +181,12 @@ def test_a_command_refuses_such_a_name_before_it_measures(tmp_path: Path, words:
     assert (done.returncode, done.stdout) == (2, "")
     assert "/dev/stdout: is a device or a stream: name a file" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_links_in_a_circle_are_what_the_system_says_of_them(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(OSError, match="circle"):
+        paths.write_atomic(tmp_path / "circle" / "file", "x")
 
 
 def test_a_link_is_replaced_and_what_it_led_to_stays(tmp_path: Path) -> None:
