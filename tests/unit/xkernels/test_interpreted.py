@@ -22,7 +22,7 @@ LINE = re.compile(r"(case_\w+)\.py::(.+?) (PASSED|FAILED|ERROR|SKIPPED)")
 
 @dataclass
 class Outcomes:
-    """What the child said: results per case file, its output, and which file was given up."""
+    """What the child said: results per case file, its output, and at which file it was given up or crashed."""
 
     results: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     output: str = ""
@@ -55,6 +55,9 @@ def run(cases: Sequence[Path], log: Path, limit_s: float) -> Outcomes:
     text = log.read_text(errors="replace")
     for case, test, result in LINE.findall(text):
         found.results.setdefault(case, []).append((test, result))
+    if not found.stuck and child.returncode not in (0, 1):  # what ran before a crash has its results all the same
+        last = re.findall(r"(case_\w+)\.py::", text)[-1:] or ["the collection"]
+        found.stuck = f"{last[0]} ended the run with {child.returncode}"
     found.output = text[-6000:]
     return found
 
@@ -92,3 +95,9 @@ def test_a_file_that_hangs_is_named_and_what_ran_before_it_counts(tmp_path: Path
     assert found.stuck == "case_b_slow did not end within 5 s"
     assert wrong(found, "case_a_quick") == ["test_ill"]
     assert wrong(found, "case_b_slow") == wrong(found, "case_c_late") == [found.stuck]
+
+
+def test_a_file_that_crashes_is_named_though_its_first_tests_passed(tmp_path: Path) -> None:
+    case = tmp_path / "case_last.py"
+    case.write_text("import os\ndef test_well(): pass\ndef test_crash(): os.kill(os.getpid(), 9)")
+    assert wrong(run([case], tmp_path / "log", 60.0), "case_last") == ["case_last ended the run with -9"]
