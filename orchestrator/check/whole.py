@@ -101,7 +101,7 @@ def _kind(original: FileFacts, copy: FileFacts) -> str:
 def provenance_findings(facts: Iterable[FileFacts]) -> Iterator[Finding]:
     """What the sidecars say: partial sweeps, content changed since, another kernel, other code-generation settings.
 
-    The kernels that will be served are the installed ones; without them nothing is said of kernels.
+    The kernels that will be served are the installed ones; without them no sidecar is compared with kernels.
     """
     now = {op: kernel_files(op) for op in LAUNCHERS}
     seen: dict[tuple[Path, ConfigKey], tuple[FileFacts, Provenance]] = {}
