@@ -7,7 +7,15 @@ from pathlib import Path
 
 from moegate.errors import UsageError
 
-__all__ = ["config_root", "ensure_file", "ensure_inside", "fsync_directory", "user_cache", "write_atomic"]
+__all__ = [
+    "config_root",
+    "ensure_file",
+    "ensure_inside",
+    "ensure_writable",
+    "fsync_directory",
+    "user_cache",
+    "write_atomic",
+]
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -27,20 +35,37 @@ def user_cache() -> Path:
 
 
 def ensure_file(path: Path) -> Path:
-    """Return `path` where `write_atomic` may put a file; a command asks before it works for hours.
+    """Return `path` where `write_atomic` may put a file, as far as the name tells.
 
     Raises:
         UsageError: something is there that is no regular file (whoever may would replace `/dev/null` for all), or the
             name is a stream's: a shell's redirection makes a regular file of `/dev/stdout`, which is still to be
             written to and not to be replaced.
     """
-    if not path.name or path.is_dir():
+    if path.name in ("", "..") or path.is_dir():
         raise UsageError("is a folder, not the name of a file", file=path)
     folder = Path(os.path.realpath(path.parent))  # resolve() raises RuntimeError at links that go in a circle
     if folder == Path("/dev") or folder.is_relative_to("/proc"):
         raise UsageError("is a device or a stream: name a file", file=path)
     if path.exists() and not path.is_file():
         raise UsageError("is no regular file", file=path)
+    return path
+
+
+def ensure_writable(path: Path | None) -> Path | None:
+    """Return `path` where a file can be written; a command asks before it works for hours. None is let pass.
+
+    Raises:
+        UsageError: see `ensure_file`; or what should be its folder is none, or this user may not write there.
+    """
+    if path is None:
+        return None
+    ensure_file(path)
+    folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+    if not folder.is_dir():
+        raise UsageError("is no folder", file=folder)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError("cannot be written to", file=folder)
     return path
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moegate.paths import ensure_file
+from moegate.paths import ensure_writable
 from tuner.commands.compile import register as register_compile
 
 __all__ = ["app"]
@@ -44,12 +44,7 @@ def _not_empty(value: str | None) -> str | None:
     return value
 
 
-def _file(value: Path | None) -> Path | None:
-    """Where a file can be written: said before anything is measured."""
-    return None if value is None else ensure_file(value)
-
-
-Record = Annotated[Path | None, typer.Option(help="Where to write the measurement record.", callback=_file)]
+Record = Annotated[Path | None, typer.Option(help="Where to write the measurement record.", callback=ensure_writable)]
 # torch takes 64 bits with a sign, and what is drawn adds to the seed.
 _MOST_SEED = (1 << 62) - 1
 Seed = Annotated[int, typer.Option(min=0, max=_MOST_SEED, help="Seed of weights, inputs and routing.")]

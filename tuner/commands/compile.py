@@ -15,7 +15,7 @@ import typer
 from moegate.canonical import load_json
 from moegate.errors import UsageError
 from moegate.exits import Exit
-from moegate.paths import ensure_file, write_atomic
+from moegate.paths import ensure_writable, write_atomic
 
 __all__ = ["register", "run"]
 
@@ -58,8 +58,7 @@ def run(*, targets: str = _DEFAULT_TARGETS, configs: Path | None = None, files: 
     """Compile and write the facts; exit code 1 where something did not compile."""
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         raise UsageError("TRITON_INTERPRET is set: interpreted kernels cannot be compiled", fix="unset it")
-    if out is not None:
-        ensure_file(out)
+    ensure_writable(out)
     from tuner.compile.foreign import Foreign
     from tuner.compile.run import compile_files, compile_variants
     from tuner.compile.targets import find

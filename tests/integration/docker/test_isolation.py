@@ -151,6 +151,7 @@ def test_cancel_ends_it_politely(client: Any, base: str, spec_for: Make, run_id:
     result = DockerIsolation({"base": base}).run(spec, on_start=on_start, cancel=cancel)
     assert result.cancelled
     assert not result.timed_out
+    assert spec.stdout.read_text() == "bye\n"
     assert left(client, run_id) == []
 
 

@@ -183,6 +183,21 @@ def test_a_command_refuses_such_a_name_before_it_measures(tmp_path: Path, words:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_takes_no_file_is_told_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plain").write_text("")
+    (tmp_path / "circle").symlink_to("circle")
+    for name in ("plain", "circle"):
+        with pytest.raises(errors.UsageError, match=f"{name}: is no folder"):
+            paths.ensure_writable(tmp_path / name / "deep" / "file")
+    with pytest.raises(errors.UsageError, match="not the name of a file"):
+        paths.ensure_writable(tmp_path / "missing" / "..")
+    assert paths.ensure_writable(tmp_path / "missing" / "deep" / "file") == tmp_path / "missing" / "deep" / "file"
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may write everywhere
+    with pytest.raises(errors.UsageError, match=f"{tmp_path.name}: cannot be written to"):
+        paths.ensure_writable(tmp_path / "missing" / "file")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["circle", "plain"]
+
+
 def test_links_in_a_circle_are_what_the_system_says_of_them(tmp_path: Path) -> None:
     (tmp_path / "circle").symlink_to("circle")
     with pytest.raises(OSError, match="circle"):
