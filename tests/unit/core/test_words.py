@@ -171,6 +171,7 @@ RECORDING = [
     ("serving", "bench", "--requests=1", "--input=1", "--output=1", "--base-url=http://127.0.0.1:9", "--out"),
     ("serving", "accuracy", "--samples=none", "--base-url=http://127.0.0.1:9", "--out"),
     ("serving", "launch", "--model=none", "--announce"),
+    ("serving", "launch", "--model=none", "--server-log"),
 ]
 
 
