@@ -7,15 +7,7 @@ from pathlib import Path
 
 from moegate.errors import UsageError
 
-__all__ = [
-    "config_root",
-    "ensure_file",
-    "ensure_inside",
-    "ensure_writable",
-    "fsync_directory",
-    "user_cache",
-    "write_atomic",
-]
+__all__ = ["config_root", "ensure_inside", "ensure_writable", "fsync_directory", "user_cache", "write_atomic"]
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -34,33 +26,15 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moegate"
 
 
-def ensure_file(path: Path) -> Path:
-    """Return `path` where `write_atomic` may put a file, as far as the name tells.
-
-    Raises:
-        UsageError: something is there that is no regular file (whoever may would replace `/dev/null` for all), or the
-            name is a stream's: a shell's redirection makes a regular file of `/dev/stdout`, which is still to be
-            written to and not to be replaced.
-    """
-    if path.name in ("", "..") or path.is_dir():
-        raise UsageError("is a folder, not the name of a file", file=path)
-    folder = Path(os.path.realpath(path.parent))  # resolve() raises RuntimeError at links that go in a circle
-    if folder == Path("/dev") or folder.is_relative_to("/proc"):
-        raise UsageError("is a device or a stream: name a file", file=path)
-    if path.exists() and not path.is_file():
-        raise UsageError("is no regular file", file=path)
-    return path
-
-
 def ensure_writable(path: Path | None) -> Path | None:
     """Return `path` where a file can be written; a command asks before it works for hours. None is let pass.
 
     Raises:
-        UsageError: see `ensure_file`; or what should be its folder is none, or this user may not write there.
+        UsageError: as for `write_atomic`; or what should be its folder is none, or this user may not write there.
     """
     if path is None:
         return None
-    ensure_file(path)
+    _ensure_file(path)
     folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     if not folder.is_dir():
         raise UsageError("is no folder", file=folder)
@@ -76,9 +50,10 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     and not followed: one that a launch has left leads nowhere.
 
     Raises:
-        UsageError: see `ensure_file`.
+        UsageError: a folder, a device or a pipe is there (whoever may would replace `/dev/null` for all), or the name
+            is a stream's.
     """
-    ensure_file(path)
+    _ensure_file(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
     # Cut by bytes, which is what file systems count.
@@ -95,6 +70,20 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             error.filename, error.filename2 = str(path), None
         raise
     fsync_directory(path.parent)
+
+
+def _ensure_file(path: Path) -> None:
+    """Refuse a name under which `write_atomic` may put no file.
+
+    A shell's redirection makes a regular file of `/dev/stdout`, which is still to be written to and not to be replaced.
+    """
+    if path.name in ("", "..") or path.is_dir():
+        raise UsageError("is a folder, not the name of a file", file=path)
+    folder = Path(os.path.realpath(path.parent))  # resolve() raises RuntimeError at links that go in a circle
+    if folder == Path("/dev") or folder.is_relative_to("/proc"):
+        raise UsageError("is a device or a stream: name a file", file=path)
+    if path.exists() and not path.is_file():
+        raise UsageError("is no regular file", file=path)
 
 
 def fsync_directory(path: Path) -> None:

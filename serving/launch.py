@@ -26,9 +26,9 @@ from moegate.exits import Exit
 from moegate.paths import write_atomic
 from serving import apikey, engines
 from serving.engines import Engine, Launched, Spec
-from serving.engines.foreign import free_port
 from serving.engines.protocol import is_up
 from serving.lifeline import die_with_parent
+from serving.ports import free_port
 from serving.workdir import work_folder
 
 __all__ = ["launch", "launched_from"]

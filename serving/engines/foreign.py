@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 import shutil
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -21,13 +19,11 @@ from moegate.configs.names import ConfigKey
 from moegate.devices import physical_identity
 from moegate.errors import InfraError, MoegateError
 from moegate.records import ConfigUse, DeviceIdentity
-from serving.engines.protocol import HOST, Spec
+from serving.engines.protocol import Spec
 
-__all__ = ["Lookup", "Probe", "config_uses", "empty_tree", "free_port", "model_dir", "probe", "tree_digest"]
+__all__ = ["Lookup", "Probe", "config_uses", "empty_tree", "model_dir", "probe", "tree_digest"]
 
 _PROBE_S = 120.0
-_GIVEN_AWAY = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_LEAST_PORT = 10_000
 
 # Runs in the engine's own environment, so it may import nothing of ours.
 _PROBE = """
@@ -90,26 +86,6 @@ def probe(python: str, packages: Sequence[str], sources: Sequence[str], env: Map
     if "identity" not in device:
         device["identity"] = physical_identity(device["kind"], out["uuid"], out["pci"]) or f"{device['kind']}:0"
     return Probe(DeviceIdentity(**device), out["versions"], out["kernel_hash"])
-
-
-def free_port() -> int:
-    """A port that is free now, and that no outgoing connection of this host takes until the engine opens it.
-
-    An engine may load for minutes before it does. So the port is drawn from below the range that the system gives away.
-    """
-    try:
-        first = int(_GIVEN_AWAY.read_text(encoding="ascii").split()[0])
-    except (OSError, ValueError, IndexError):
-        first = 0
-    draws = range(200) if first > 2 * _LEAST_PORT else ()
-    for port in (*(secrets.choice(range(_LEAST_PORT, first)) for _ in draws), 0):
-        with socket.socket() as sock:
-            try:
-                sock.bind((HOST, port))
-            except OSError:
-                continue
-            return int(sock.getsockname()[1])
-    raise InfraError("this host has no free port")
 
 
 def python() -> str:

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from moegate.errors import InfraError, MoegateError, UsageError
 from moegate.exits import Exit
 from serving.lifeline import die_with_parent
+from serving.ports import free_port
 from serving.server.channel import Channel, pack
 from serving.server.settings import Settings
 from serving.server.spec import DecoderSpec, read_spec
@@ -42,7 +43,7 @@ class ExpertGroup:
     """Rank 0's view: the processes of the other ranks and the way to call them."""
 
     def __init__(self, settings: Settings, spec: DecoderSpec, dtype: torch.dtype, backend: str) -> None:
-        port = _free_port()
+        port = free_port()
         self.others = [_Rank(settings, rank, port, dtype, backend) for rank in range(1, settings.ep_size)]
         self.layout = join(0, settings, port, spec, dtype, backend)
 
@@ -112,12 +113,6 @@ def join(rank: int, settings: Settings, port: int, spec: DecoderSpec, dtype: tor
         raise UsageError(str(error), field="ep-size") from None
     except RuntimeError as error:
         raise InfraError(f"expert rank {rank}: the group did not form: {error}") from None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _serve(channel: Channel) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import pytest
 
 from moegate import journal
 from orchestrator.bundle import read_run
+from serving.ports import free_port
 from tests.standin.environment import number
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -36,20 +36,6 @@ cells:
   - {{kind: kernel-bench, batch_sizes: [2], moe_runner_backend: [auto, triton], graph: [eager, full]}}
 compare: {{baseline: one, candidate: two, screen: 2, confirm: 2, futility: none}}
 """
-
-
-def free_port() -> int:
-    """A port that is free, below those that the system gives to whoever asks for any, so that it stays free."""
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in range(first - 1, 1024, -1):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no port is free")
 
 
 class Cluster:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moegate.errors import UsageError
-from serving import engines
+from serving import engines, ports
 from serving.engines import Spec, foreign, sglang, vllm
 
 MODEL = Path("examples/models/tiny-moe").resolve()
@@ -103,13 +103,13 @@ def test_a_free_port_is_none_that_the_system_gives_away(
 ) -> None:
     if given_away is not None:
         (tmp_path / "range").write_text(given_away)
-        monkeypatch.setattr(foreign, "_GIVEN_AWAY", tmp_path / "range")
+        monkeypatch.setattr(ports, "_GIVEN_AWAY", tmp_path / "range")
     else:
-        first = int(foreign._GIVEN_AWAY.read_text().split()[0])
+        first = int(ports._GIVEN_AWAY.read_text().split()[0])
         most = first - 1 if first > 20000 else 65535  # a host that gives nearly all away leaves none to draw from
-    ports = {foreign.free_port() for _ in range(20)}
-    assert len(ports) > 10, "two launches do not draw the same one"
-    for port in ports:
+    drawn = {ports.free_port() for _ in range(20)}
+    assert len(drawn) > 10, "two launches do not draw the same one"
+    for port in drawn:
         assert 1024 < port <= most
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", port))
