@@ -96,9 +96,9 @@ def test_random_weights_get_a_tokenizer_with_the_models_vocabulary(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("given_away", "most"), [(None, 32768), ("20001 60999", 20000), ("1024 65535", 65535), ("nonsense", 65535)]
+    ("given_away", "most"), [(None, 32768), ("21000 60999", 20999), ("1024 65535", 65535), ("nonsense", 65535)]
 )
-def test_a_free_port_is_none_that_the_system_gives_away(
+def test_a_free_port_is_none_that_the_system_or_ray_gives_away(
     given_away: str | None, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if given_away is not None:
@@ -106,11 +106,12 @@ def test_a_free_port_is_none_that_the_system_gives_away(
         monkeypatch.setattr(ports, "_GIVEN_AWAY", tmp_path / "range")
     else:
         first = int(ports._GIVEN_AWAY.read_text().split()[0])
-        most = first - 1 if first > 20000 else 65535  # a host that gives nearly all away leaves none to draw from
+        most = first - 1 if first >= 21000 else 65535  # a host that gives nearly all away leaves none to draw from
     drawn = {ports.free_port() for _ in range(20)}
     assert len(drawn) > 10, "two launches do not draw the same one"
     for port in drawn:
         assert 1024 < port <= most
+        assert port not in range(10002, 20000) or most == 65535, "a worker of Ray may take it"
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", port))
 
