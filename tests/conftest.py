@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import venv
 from collections.abc import Mapping
@@ -14,6 +15,10 @@ import pytest
 
 from orchestrator.pools import dri
 from tests.standin.programs import write_program
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # `make test &` in a script ignores it, our children would inherit that, and many are ended by it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SITE = Path(__file__).with_name("standin") / "site"
 
