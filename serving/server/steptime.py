@@ -3,8 +3,10 @@
     python -m serving.server.steptime --model examples/models/deepseek-ocr-2 --graph full --batch-sizes 1,16,96
 
 No HTTP and no client: this is the engine's own step, whole (inputs written, decode, token chosen and read back), timed
-by the wall clock, and the device time of the decode alone, timed by events. The floor counts every weight that a step
-has to read (of the routed experts, those that its tokens chose) over the bandwidth of `moegate.devices`, or --gbs.
+by the wall clock, and the device time of the decode alone, timed by events: the captured step replayed back to back
+over one set of inputs, nothing written or read between, at `decode_context` tokens a sequence (--context and what the
+whole steps before it added). The floor counts every weight that a step has to read (of the routed experts, those that
+its tokens chose) over the bandwidth of `moegate.devices`, or --gbs; not the keys and values.
 """
 
 from __future__ import annotations
@@ -119,6 +121,7 @@ def _one(worker: Any, size: int, context: int, steps: int, gbs: float | None) ->
         end.record()
         device_ms.append(begin.elapsed_ms(end) / steps)
         walls.append((time.perf_counter() - began) / steps * 1e3)
+    reached = max(request.position for request in batcher.running.values())
     alone = _decode_alone(worker, steps)
     for index in range(size):
         batcher.cancel(index)
@@ -130,6 +133,7 @@ def _one(worker: Any, size: int, context: int, steps: int, gbs: float | None) ->
         "step_ms": statistics.median(walls),
         "stream_ms": statistics.median(device_ms),
         "decode_ms": alone,
+        "decode_context": reached,
         "weight_bytes": read,
         "distinct_experts": distinct,
         "floor_ms": floor_ms,
