@@ -77,6 +77,22 @@ def block_in(*shapes: tuple[int, int]) -> Condition:
     return check
 
 
+def deep_gemm_blocks(problem: Problem, caps: Capabilities) -> str | None:
+    """DeepGEMM multiplies the block: [128,128]; [32,32] too on sm_90, and on sm_100 with power-of-two scales."""
+    if problem.block_shape == (32, 32) and caps.platform == "cuda-sm100":
+        return needs_ue8m0(problem, caps)
+    return block_in((128, 128), (32, 32))(problem, caps)
+
+
+def block_on(platform: str, *shapes: tuple[int, int]) -> Condition:
+    """On `platform` the block of scales is one of `shapes`."""
+
+    def check(problem: Problem, caps: Capabilities) -> str | None:
+        return block_in(*shapes)(problem, caps) if caps.platform == platform else None
+
+    return check
+
+
 def fp8_here(problem: Problem, caps: Capabilities) -> str | None:
     """The platform multiplies FP8 matrices, or runs them through torch on the CPU."""
     if caps.platform in {"cuda-sm80", "npu"}:

@@ -34,6 +34,7 @@ PROBLEMS: Mapping[str, Mapping[str, Problem]] = {
     },
     "block_fp8_linear": {
         "[128,128]": Problem(quant="fp8_w8a8", block_shape=(128, 128)),
+        "[32,32]": Problem(quant="fp8_w8a8", block_shape=(32, 32), ue8m0=True),
         "[1,32]": Problem(quant="fp8_w8a8", block_shape=(1, 32), ue8m0=True),
     },
     "fp8_linear": {"per tensor": Problem(quant="fp8_w8a8"), "per channel": Problem(quant="fp8_w8a8", per_channel=True)},

@@ -92,6 +92,7 @@ class Row:
         reason: why it stands where it stands: a measured result, or `unmeasured`.
         here: whether its kernel is ours; a row of another package says which one it needs and cannot run here.
         auto: on which of its platforms `auto` may take it; None is all of them.
+        auto_when: what has to hold besides for `auto` to take it.
     """
 
     op: str
@@ -101,6 +102,7 @@ class Row:
     reason: str = "unmeasured"
     here: bool = True
     auto: frozenset[str] | None = None
+    auto_when: tuple[Condition, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,15 @@ _SCALED = c.needs_probe("scaled_mm_block", "block recipes of scaled_mm")
 
 
 def _foreign(
-    op: str, backend: str, platforms: frozenset[str], *when: Condition, auto: frozenset[str] | None = None
+    op: str,
+    backend: str,
+    platforms: frozenset[str],
+    *when: Condition,
+    auto: frozenset[str] | None = None,
+    auto_when: tuple[Condition, ...] = (),
 ) -> Row:
     """A row whose kernel is another package's: its conditions are real, and it cannot run here."""
-    return Row(op, backend, platforms, when, "another package's kernel", here=False, auto=auto)
+    return Row(op, backend, platforms, when, "another package's kernel", here=False, auto=auto, auto_when=auto_when)
 
 
 _FLASHINFER = c.needs_package("flashinfer")
@@ -90,9 +95,10 @@ BLOCK_FP8_LINEAR: tuple[Row, ...] = (
         _LINEAR,
         "deep_gemm",
         _DEEP_GEMM,
-        _BLOCK128,
+        c.deep_gemm_blocks,
         c.needs_env("SGLANG_ENABLE_JIT_DEEPGEMM", True),
         c.needs_package("deep_gemm"),
+        auto_when=(c.block_on("cuda-sm100", (128, 128)),),
     ),
     _foreign(_LINEAR, "flashinfer_trtllm", _SM100, _BLOCK128, _FLASHINFER),
     _foreign(_LINEAR, "flashinfer_cutlass", BLACKWELL, _BLOCK128, _FLASHINFER, auto=_NONE),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 
-from moegate.dispatch.model import Capabilities, DispatchRefused, Problem, Row, Selection, Step
+from moegate.dispatch.model import Capabilities, Condition, DispatchRefused, Problem, Row, Selection, Step
 from moegate.dispatch.platforms import platform_name
 from moegate.dispatch.rows import OPS, ROWS
 from moegate.errors import UsageError
@@ -46,7 +46,7 @@ def select(
         return _explicit(op, platform, mine, problem, caps, request)
     chain: list[Step] = []
     for row in mine:
-        why = refusal(row, problem, caps, platform) or _not_for_auto(row, platform)
+        why = refusal(row, problem, caps, platform) or _not_for_auto(row, problem, caps, platform)
         if why is None:
             chain.append(Step(row.backend, True, row.reason))
             return Selection(op, platform, request, row.backend, tuple(chain))
@@ -58,13 +58,18 @@ def refusal(row: Row, problem: Problem, caps: Capabilities, platform: str) -> st
     """Why `row` cannot serve, or None."""
     if platform not in row.platforms:
         return f"not on {platform}"
-    return next((why for condition in row.when if (why := condition(problem, caps)) is not None), None)
+    return _refused_by(row.when, problem, caps)
 
 
-def _not_for_auto(row: Row, platform: str) -> str | None:
+def _refused_by(conditions: tuple[Condition, ...], problem: Problem, caps: Capabilities) -> str | None:
+    return next((why for condition in conditions if (why := condition(problem, caps)) is not None), None)
+
+
+def _not_for_auto(row: Row, problem: Problem, caps: Capabilities, platform: str) -> str | None:
     if row.auto is not None and platform not in row.auto:
         return f"on {platform} only by name"
-    return None
+    why = _refused_by(row.auto_when, problem, caps)
+    return None if why is None else f"only by name: {why}"
 
 
 def _explicit(

@@ -74,6 +74,17 @@ def test_foreign_rows_need_their_package_setting_and_problem() -> None:
     assert select("fused_experts", Problem(), dataclasses.replace(aiter, env=())).resolved == "triton"
 
 
+def test_deep_gemm_takes_small_blocks_on_sm90_and_by_name_with_power_of_two_scales_on_sm100() -> None:
+    packages = frozenset({"deep_gemm"})
+    plain, powers = (Problem(quant="fp8_w8a8", block_shape=(32, 32), ue8m0=ue8m0) for ue8m0 in (False, True))
+    hopper, blackwell = (dataclasses.replace(BARE[name], packages=packages) for name in ("cuda-sm90", "cuda-sm100"))
+    assert select("block_fp8_linear", plain, hopper).resolved == "deep_gemm"
+    assert select("block_fp8_linear", powers, blackwell, "deep_gemm").resolved == "deep_gemm"
+    assert select("block_fp8_linear", powers, blackwell).resolved == "triton"
+    with pytest.raises(DispatchRefused, match="ue8m0"):
+        select("block_fp8_linear", plain, blackwell, "deep_gemm")
+
+
 def test_scaled_mm_takes_two_blocks_and_steps_aside_where_the_device_refuses_it() -> None:
     xpu = BARE["xpu-bmg"]
     for shape in ((128, 128), (1, 128)):
