@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from xkernels.device import of
 from xkernels.ops._details import quant as _k
-from xkernels.ops._details.common import cdiv, next_power_of_2
+from xkernels.ops._details.common import cdiv, next_power_of_2, overlapping
 
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 EPS = 1e-10
@@ -57,12 +56,11 @@ def per_token_group_quant_fp8(
         return q, s
     width = next_power_of_2(group)
     block = max(1, 4096 // width)
-    pdl = overlap and "pdl" in of(x).features()
     s2 = s if s.ndim == 2 else s.view(rows, groups)
     _k.group_quant[(cdiv(rows * groups, block),)](
         x2, q, s2.t().view(torch.uint8) if packed else s2, limit, rows, groups, eps, x2.stride(0), k, s2.stride(0),
-        s2.stride(1), GROUP=group, WIDTH=width, ROWS=block, MODE=mode, HAS_LIMIT=limit is not None, PDL=pdl,
-        num_warps=4, **({"launch_pdl": True} if pdl else {}),
+        s2.stride(1), GROUP=group, WIDTH=width, ROWS=block, MODE=mode, HAS_LIMIT=limit is not None,
+        num_warps=4, **overlapping(x, overlap),
     )  # fmt: skip
     return q, s
 

@@ -23,8 +23,6 @@ INTERPRETED = tl.constexpr(is_interpreted())
 # a quarter of a millisecond for patching the language once more, which its caller has done already.
 helper: Callable[[Any], Any] = _plain if is_interpreted() else triton.jit
 
-TL_DTYPE = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-
 
 def overlapping(tensor: torch.Tensor, wanted: bool = True) -> dict[str, Any]:
     """Launch options of a kernel that may start while its predecessor drains, where the device can (see `pdl`)."""

@@ -1,7 +1,8 @@
 """Overlap of dependent kernels where the device can (CUDA's programmatic dependent launch); nothing elsewhere.
 
-A kernel launched this way may start before its predecessor has finished. It may read only what older kernels wrote
-until `wait_dependencies` returns.
+A kernel launched this way may start before its predecessor has finished, and that one before its own: several of a
+row may be under way at once. Until `wait_dependencies` returns, a kernel reads nothing that another of the row writes
+and writes nothing that another reads; every kernel of a row waits, so afterwards all before it are complete.
 """
 
 from __future__ import annotations
