@@ -23,7 +23,7 @@ from serving import apikey
 from serving.account import Account
 from serving.load.client import Target
 from serving.load.drive import Run, drive
-from serving.load.metrics import METRICS, percentile, samples, series, summary
+from serving.load.metrics import METRICS, percentile, pooled, samples, series, summary
 from serving.load.workload import Workload
 
 __all__ = ["Limits", "Model", "bench", "find_model", "measurement", "merged", "void_reason"]
@@ -144,6 +144,7 @@ def merged(rounds: Sequence[Measurement]) -> Measurement:
         **{name: value for name, value in launches[0].detail.items() if name not in numbers},
         **{name: statistics.median(values) for name, values in numbers.items() if all(map(math.isfinite, values))},
         "completed": int(sum(numbers["completed"])),
+        "series": pooled([launch.detail.get("series", {}) for launch in launches]),
         "errors": sorted({error for launch in launches for error in launch.detail["errors"]})[:5],
         "rounds": [{name: launch.detail[name] for name in _OF_A_ROUND if name in launch.detail} for launch in launches],
     }  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +17,7 @@ from moegate.records import Samples
 from serving.load.client import Event
 from serving.load.drive import Run
 
-__all__ = ["METRICS", "Metric", "percentile", "samples", "series", "summary"]
+__all__ = ["METRICS", "Metric", "percentile", "pooled", "samples", "series", "summary"]
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,16 @@ def _series(good: Sequence[Event]) -> dict[str, list[float]]:
 def series(run: Run, most: int = 200) -> dict[str, list[float]]:
     """The distributions behind the statistics, in ms: at most `most` values each, at even ranks."""
     good = [event for event in run.events if event.ok]
-    found = {name: sorted(values) for name, values in _series(good).items() if values}
+    found = {f"{name}_ms": [round(value * 1e3, 4) for value in values] for name, values in _series(good).items()}
+    return pooled([found], most)
+
+
+def pooled(rounds: Sequence[Mapping[str, Sequence[float]]], most: int = 200) -> dict[str, list[float]]:
+    """One `series` of several: all their values together, again at most `most` at even ranks."""
+    names = dict.fromkeys(name for one in rounds for name, values in one.items() if values)
+    found = {name: sorted(value for one in rounds for value in one.get(name, ())) for name in names}
     return {
-        f"{name}_ms": [
-            round(values[i * len(values) // min(most, len(values))] * 1e3, 4) for i in range(min(most, len(values)))
-        ]
+        name: [values[i * len(values) // min(most, len(values))] for i in range(min(most, len(values)))]
         for name, values in found.items()
     }
 

@@ -163,6 +163,7 @@ def test_rounds_of_a_launch_are_its_values_and_one_bad_one_voids_it() -> None:
     values = {s.metric: s.values for s in launch.samples}
     assert values["median_tpot_ms"] == pytest.approx((100.0, 200.0))
     assert launch.detail["median_tpot_ms"] == pytest.approx(150.0)
+    assert launch.detail["series"]["tpot_ms"] == pytest.approx([100.0, 200.0])
     assert (launch.detail["completed"], len(launch.detail["rounds"]), launch.void_reason) == (2, 2, None)
     assert merged([record(GOOD)]) == record(GOOD)
     void = merged([record(GOOD), record(GOOD, lags=(0.9,))])
