@@ -191,7 +191,7 @@ def _settled(x):
 
 
 @gluon.jit
-def _scaled_sum(a_bufs, w_bufs, full, empty, index, phase, steps, a_scale, from_s, w_scale, from_w, next_w, stride_sk,
+def _scaled_sum(a_bufs, w_bufs, full, empty, index, phase, steps, a_scale, from_s, from_w, next_w, stride_sk,
                 stride_wsk, UP: gl.constexpr, HALF: gl.constexpr, STAGES: gl.constexpr, GATHER: gl.constexpr,
                 layout: gl.constexpr):  # fmt: skip
     """The two halves of a tile, [64, 128] each, with block scales applied to every k-step.
@@ -211,8 +211,8 @@ def _scaled_sum(a_bufs, w_bufs, full, empty, index, phase, steps, a_scale, from_
             fence_async_shared()
         part = warpgroup_mma(a, w_bufs.index(index * 2).permute((1, 0)), zero, use_acc=False, is_async=True)
         s = gl.load(a_scale + step * stride_sk + from_s)
-        w0 = gl.load(w_scale + from_w + step * stride_wsk)
-        w1 = gl.load(w_scale + next_w + step * stride_wsk)
+        w0 = gl.load(from_w + step * stride_wsk)
+        w1 = gl.load(next_w + step * stride_wsk)
         if UP:
             f0 = s[:, None] * gl.where(even, w0, w1)[None, :]
             f1 = f0
@@ -325,11 +325,13 @@ def _compute(a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_b
                     slot = gl.load(sorted_ids + rows)
                     owner = gl.where(slot < num_valid, slot // TOPK, 0)
                 # gate and up blocks of 128 columns alternate in 8s; a down tile spans two blocks of 128 rows
-                from_w = expert * stride_wse + n * (COLS // 8 if UP else 2) * stride_wsn
+                at_w = w_scale + expert.to(gl.int64) * stride_wse
+                block = n * (COLS // 8) if UP else n * 2
+                other = block + 1 if UP else gl.minimum(block + 1, (N + 127) // 128 - 1)
                 acc0, acc1, index, phase = _scaled_sum(a_bufs, w_bufs, full, empty, index, phase, steps, a_scale,
-                                                       owner * stride_sm, w_scale, from_w, from_w + stride_wsn,
-                                                       stride_sk, stride_wsk, UP, HALF, STAGES, GATHER,
-                                                       layout)  # fmt: skip
+                                                       owner * stride_sm, at_w + block * stride_wsn,
+                                                       at_w + other * stride_wsn, stride_sk, stride_wsk, UP, HALF,
+                                                       STAGES, GATHER, layout)  # fmt: skip
                 if UP:
                     _up_quantised(acc0, acc1, out_desc, out_scale, staged, m, n, stride_os, HALF)
                 else:
