@@ -121,6 +121,8 @@ def up_projection(
     w1 = e.descriptors.get("w1", e.w1, block_n, block_k // _pack(e)) if tma else e.w1
     paired = block and e.scheme.block is not None and e.scheme.block[0] % (block_n // 2) == 0
     paired = paired and e.intermediate % BLOCK_K == 0
+    wide = tiles == 2 and paired and not inline and bool(config.get("WIDE", False))
+    wide = wide and e.b1 is None and not weight_on_input and not _swap(config)
     per_unit = 0 if block else _programs(config, _SCHEMES[e.scheme.kind], e.w1.element_size(), x)
     per_unit = 0 if tiles == 2 else int(config.get("PROGRAMS", per_unit))
     _k.up_gemm[_grid(per_unit, cdiv(rows, block_m) * cdiv(n2, block_n * max(1, tiles)), x)](
@@ -129,7 +131,8 @@ def up_projection(
         *_scale_strides(e.w1_scale), out.stride(0), rows, TOPK=topk, BLOCK_M=block_m, BLOCK_N=block_n,
         BLOCK_K=block_k, GROUP=int(config.get("GROUP_SIZE_M", 1)), GROUP_N=GROUP, GROUP_K=BLOCK_K, W_TMA=tma,
         EVEN_N=n2 % block_n == 0, EVEN_K=k % block_k == 0, SCHEME=_SCHEMES[e.scheme.kind],
-        SCALES="two" if paired else "each", INLINE=inline, QUANT_OUT=tiles, SWAP=_swap(config),
+        SCALES="two" if paired else "each", INLINE=inline,
+        QUANT_OUT=3 if wide else tiles, SWAP=_swap(config),
         HAS_BIAS=e.b1 is not None, MUL_WEIGHT=weight_on_input, PDL=overlaps(config, x),
         LINES=_lines(config) if block and not inline else 0, FLATTEN=per_unit > 0,
         **e.activation.constexprs(), **options(config, x),

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from xkernels.ops._details.activation import combine_gate
-from xkernels.ops._details.common import helper, matmul_add, narrow, swizzle
+from xkernels.ops._details.common import INTERPRETED, helper, matmul_add, narrow, swizzle
 from xkernels.ops._details.mxfp4 import unpack
 from xkernels.ops._details.pdl import launch_dependents, prefetch, wait_dependencies
 from xkernels.ops._details.quant import quant_pair, quant_rows
@@ -182,6 +182,51 @@ def _up_result(pid_m, n0, expert, x, x_scale, w, w_scale, bias, weight, sorted_i
 
 
 @helper
+def _settled(x):
+    """x, computed before what follows in the source: else its sum waits for the next product, in registers nobody has."""
+    if INTERPRETED:
+        return x
+    else:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=False, pack=1)
+
+
+@helper
+def _up_both(pid_m, n0, expert, x, x_scale, w, w_scale, sorted_ids, num_valid, N2, K, stride_xm, stride_xk, stride_xsm,
+             stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, TOPK: tl.constexpr, BLOCK_M: tl.constexpr,
+             BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_N: tl.constexpr, GROUP_K: tl.constexpr,
+             W_TMA: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, ACT: tl.constexpr, ALPHA: tl.constexpr,
+             LIMIT: tl.constexpr):  # fmt: skip
+    """`_up_result` of two neighbouring tiles of block FP8 at once: every tile of rows is fetched once for both."""
+    ks = tl.arange(0, BLOCK_K)
+    dtype: tl.constexpr = x.dtype.element_ty
+    slot = tl.load(sorted_ids + pid_m * BLOCK_M + tl.arange(0, BLOCK_M))
+    valid = slot < num_valid
+    token = (slot // TOPK).to(tl.int64)
+    first = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
+    second = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
+    scales = w_scale + expert * stride_wse
+    ws = _block_scales(scales, n0, 0, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N, GROUP_K, "two")
+    s = tl.load(x_scale + token * stride_xsm, mask=valid, other=0.0)
+    for step in range((K + BLOCK_K - 1) // BLOCK_K):
+        k = step * BLOCK_K
+        a = tl.load(x + token[:, None] * stride_xm + (k + ks)[None, :] * stride_xk,
+                    mask=valid[:, None] & (ks < K - k)[None, :], other=0.0)  # fmt: skip
+        b = _weights(w, w_scale, expert, n0, k, N2, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N, BLOCK_K,
+                     W_TMA, EVEN_N, EVEN_K, "block", dtype)  # fmt: skip
+        c = _weights(w, w_scale, expert, n0 + BLOCK_N, k, N2, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N,
+                     BLOCK_K, W_TMA, EVEN_N, EVEN_K, "block", dtype)  # fmt: skip
+        factor = s[:, None] * ws[None, :]
+        first = _settled(first + tl.dot(a, tl.trans(b)) * factor)
+        second += tl.dot(a, tl.trans(c)) * factor
+        k += BLOCK_K
+        ws = _block_scales(scales, n0, k, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N, GROUP_K, "two")
+        s = tl.load(x_scale + token * stride_xsm + k // GROUP_K, mask=valid & (k < K), other=0.0)
+    gate, up = _pair(first, BLOCK_M, BLOCK_N)
+    gate2, up2 = _pair(second, BLOCK_M, BLOCK_N)
+    return combine_gate(gate, up, ACT, ALPHA, LIMIT), combine_gate(gate2, up2, ACT, ALPHA, LIMIT)
+
+
+@helper
 def _up_tile(pid_m, pid_n, expert, x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, num_valid, N2, K,
              stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, stride_out,
              stride_os, TOPK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -189,23 +234,30 @@ def _up_tile(pid_m, pid_n, expert, x, x_scale, w, w_scale, bias, out, out_scale,
              EVEN_K: tl.constexpr, SCHEME: tl.constexpr, SCALES: tl.constexpr, INLINE: tl.constexpr,
              QUANT_OUT: tl.constexpr, SWAP: tl.constexpr, HAS_BIAS: tl.constexpr, MUL_WEIGHT: tl.constexpr,
              ACT: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):  # fmt: skip
-    """One tile of the up projection, or with QUANT_OUT 2 the two that make a group of columns: compute and store."""
+    """One tile of the up projection, or the two that make a group of columns (QUANT_OUT 2: in turn, 3: at once)."""
     HALF: tl.constexpr = BLOCK_N // 2
     expert = expert.to(tl.int64)
     rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tl.arange(0, HALF)
-    n0 = pid_n * (2 * BLOCK_N if QUANT_OUT == 2 else BLOCK_N)
-    result = _up_result(pid_m, n0, expert, x, x_scale, w, w_scale, bias, weight, sorted_ids, num_valid, N2, K,
-                        stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk,
-                        TOPK, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA, EVEN_N, EVEN_K, SCHEME, SCALES,
-                        INLINE, SWAP, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA, LIMIT)  # fmt: skip
+    n0 = pid_n * (2 * BLOCK_N if QUANT_OUT >= 2 else BLOCK_N)
     at = out + rows.to(tl.int64)[:, None] * stride_out + (n0 // 2 + cols)[None, :]
     mask = (n0 // 2 + cols < N2 // 2)[None, :]
+    if QUANT_OUT == 3:
+        result, second = _up_both(pid_m, n0, expert, x, x_scale, w, w_scale, sorted_ids, num_valid, N2, K, stride_xm,
+                                  stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, TOPK,
+                                  BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA, EVEN_N, EVEN_K, ACT, ALPHA,
+                                  LIMIT)  # fmt: skip
+    else:
+        result = _up_result(pid_m, n0, expert, x, x_scale, w, w_scale, bias, weight, sorted_ids, num_valid, N2, K,
+                            stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk,
+                            TOPK, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA, EVEN_N, EVEN_K, SCHEME, SCALES,
+                            INLINE, SWAP, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA, LIMIT)  # fmt: skip
     if QUANT_OUT == 2:
         second = _up_result(pid_m, n0 + BLOCK_N, expert, x, x_scale, w, w_scale, bias, weight, sorted_ids, num_valid,
                             N2, K, stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn,
                             stride_wsk, TOPK, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA, EVEN_N, EVEN_K,
                             SCHEME, SCALES, INLINE, SWAP, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA, LIMIT)  # fmt: skip
+    if QUANT_OUT >= 2:
         q, q2, s = quant_pair(result, second, out.dtype.element_ty)
         tl.store(at, q)
         tl.store(at + HALF, q2)
@@ -232,7 +284,7 @@ def up_gemm(x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, ex
     `weights` is the tensor that `w` may be a descriptor of. LINES > 0 only where the predecessor is this layer's own:
     it has waited, so the alignment is there.
     """
-    WIDE: tl.constexpr = 2 * BLOCK_N if QUANT_OUT == 2 else BLOCK_N
+    WIDE: tl.constexpr = 2 * BLOCK_N if QUANT_OUT >= 2 else BLOCK_N
     num_n = (N2 + WIDE - 1) // WIDE
     if PDL and LINES > 0:
         pid_m, pid_n, expert = _own_tile(tl.program_id(0), post, experts, sorted_ids, num_n, num_valid, BLOCK_M, GROUP)
