@@ -44,7 +44,7 @@ def combine_gate(gate, up, ACT: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.con
         gate = tl.minimum(gate, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
         return gate * _sigmoid(gate) * up
-    out = gate * _sigmoid(gate)
+    out = gate / (1.0 + tl.exp(-gate)) if ACT == "exact" else gate * _sigmoid(gate)
     if LIMIT > 0.0:
         out = tl.minimum(out, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)

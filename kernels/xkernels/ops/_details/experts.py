@@ -135,7 +135,7 @@ def up_projection(
         QUANT_OUT=3 if wide else tiles, SWAP=_swap(config),
         HAS_BIAS=e.b1 is not None, MUL_WEIGHT=weight_on_input, PDL=overlaps(config, x),
         LINES=_lines(config) if block and not inline else 0, FLATTEN=per_unit > 0,
-        **e.activation.constexprs(), **options(config, x),
+        **{**e.activation.constexprs(), **({"ACT": "exact"} if config.get("EXACT") else {})}, **options(config, x),
     )  # fmt: skip
     return Rows(out, scale, (1, rows)) if tiles else Rows(out)
 
