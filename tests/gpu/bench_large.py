@@ -116,7 +116,7 @@ def errors(p: Any, shape: str, variant: str) -> dict[str, float]:
         data = (x, weights, ids)
         ref = fused_experts_reference(x.float(), p.sets[0][1], weights, ids)
         al = align(ids, up["BLOCK_SIZE_M"], p.E)
-        for again in range(2):
+        for _ in range(2):
             got = b.our_call(p, 0, data, al, up, "chain", down)().float()
             DEV.synchronize()
             error = float((got - ref).norm() / ref.norm())
@@ -135,6 +135,7 @@ def times(p: Any, shape: str, m: int, variant: str) -> dict[str, Any]:
     for name, (up, down) in pairs(p.mode, shape, m, variant).items():
         als = [align(d[2], up["BLOCK_SIZE_M"], p.E) for d in datas]
         for part in ("up", "down", "chain"):
+
             def call(i: int, part: str = part, up: Any = up, down: Any = down, name: str = name, als: Any = als
                      ) -> Callable[[], Any]:  # fmt: skip
                 if name == "sglang":

@@ -145,7 +145,9 @@ class Emulator:
     def gl(self) -> Any:
         ns = types.SimpleNamespace()
         for name in BITS:
-            setattr(ns, {"f32": "float32", "i32": "int32", "i64": "int64", "bf16": "bfloat16"}.get(name, name), Dtype(name))
+            setattr(
+                ns, {"f32": "float32", "i32": "int32", "i64": "int64", "bf16": "bfloat16"}.get(name, name), Dtype(name)
+            )
         for name in ("BlockedLayout", "SliceLayout", "NVMMADistributedLayout", "NVMMASharedLayout",
                      "SwizzledSharedLayout", "DistributedLinearLayout"):  # fmt: skip
             setattr(ns, name, lambda *a, **k: None)
@@ -172,12 +174,12 @@ class Emulator:
 
     def load(self, at: Pointer, mask: Any = True, other: float = 0.0) -> Any:
         where, mask = np.broadcast_arrays(np.asarray(at.at), np.asarray(mask))
-        assert (where[mask] >= 0).all() and (where[mask] < at.data.size).all(), "load out of bounds"
+        assert not ((where < 0) | (where >= at.data.size))[mask].any(), "load out of bounds"
         return value(np.where(mask, at.data[np.where(mask, where, 0)], at.data.dtype.type(other)))
 
     def store(self, at: Pointer, x: Any, mask: Any = True) -> None:
         where, mask, x = np.broadcast_arrays(np.asarray(at.at), np.asarray(mask), np.asarray(at.dtype.round(x)))
-        assert (where[mask] >= 0).all() and (where[mask] < at.data.size).all(), "store out of bounds"
+        assert not ((where < 0) | (where >= at.data.size))[mask].any(), "store out of bounds"
         at.data[where[mask]] = x[mask]
 
     def add(self, at: Pointer, x: int) -> Any:

@@ -22,15 +22,14 @@ def _sigmoid(x):
     """1 / (1 + exp(-x)) of float32: on CUDA six instructions, where exact limits and subnormals cost another eight."""
     if INTERPRETED:
         return 1.0 / (1.0 + tl.exp(-x))
-    elif is_cuda():
+    if is_cuda():
         power = tl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * -1.4426950408889634], dtype=tl.float32, is_pure=True, pack=1
         )
         return tl.inline_asm_elementwise(
             "rcp.approx.ftz.f32 $0, $1;", "=f,f", [power + 1.0], dtype=tl.float32, is_pure=True, pack=1
         )
-    else:
-        return 1.0 / (1.0 + tl.exp(-x))
+    return 1.0 / (1.0 + tl.exp(-x))
 
 
 @helper

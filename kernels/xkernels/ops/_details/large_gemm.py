@@ -1,8 +1,8 @@
 """The grouped GEMMs for many rows on Hopper: persistent, with warps of their own for the loads.
 
-A block has three parts. The loader walks the tiles and fills a ring of STAGES k-steps: weights through descriptors, rows
-through descriptors (down projection) or gathered by token (up projection). Two warp groups each own 64 of a tile's 128
-rows and all of its 256 columns; they share every weight tile, wait for nobody but the loader, and so one of them
+A block has three parts. The loader walks the tiles and fills a ring of STAGES k-steps: weights through descriptors,
+rows through descriptors (down projection) or gathered by token (up projection). Two warp groups each own 64 of a tile's
+128 rows and all of its 256 columns; they share every weight tile, wait for nobody but the loader, and so one of them
 computes while the other finishes a tile or applies FP8 scales. A group whose 64 rows are all padding passes its
 k-steps on: an expert's rows are rounded up to 64, not to 128.
 
@@ -81,16 +81,17 @@ def _slots(sorted_ids, m, GATHER: gl.constexpr, VEC: gl.constexpr, HANDS: gl.con
     if GATHER:
         spread: gl.constexpr = gl.BlockedLayout([1, VEC], [4, 8], [HANDS, 1], [1, 0])
         rows = m * (2 * ROWS) + gl.arange(0, ROWS, layout=gl.SliceLayout(1, spread))
-        return gl.load(sorted_ids + rows), gl.load(sorted_ids + rows + ROWS)
+        slots = gl.load(sorted_ids + rows), gl.load(sorted_ids + rows + ROWS)
     else:
-        return 0, 0
+        slots = 0, 0
+    return slots
 
 
 @gluon.jit
 def _issue(first, last, a_desc, a, w_desc, a_bufs, w_bufs, full, empty, index, phase, at_w, at_a, both, slot0, slot1,
            num_valid, stride_am, TOPK: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr,
            GATHER: gl.constexpr, HANDS: gl.constexpr):  # fmt: skip
-    """Ask for the columns first to last of a tile's operands, a stage a k-step: PARTS weight tiles, one or two of rows."""
+    """Ask for a tile's columns first to last, a stage a k-step: PARTS weight tiles, one or two of rows."""
     BITS: gl.constexpr = a_bufs.dtype.primitive_bitwidth
     A_BYTES: gl.constexpr = ROWS * BLOCK_K * BITS // 8
     W_BYTES: gl.constexpr = COLS // PARTS * BLOCK_K * BITS // 8
@@ -186,7 +187,7 @@ def _sum(a_bufs, w_bufs, full, empty, index, phase, steps, HALF: gl.constexpr, S
 
 @gluon.jit
 def _settled(x):
-    """x, computed before what follows in the source: else the sum waits for the next product, in registers nobody has."""
+    """x, computed before what follows: else the sum waits for the next product, in registers that nobody has."""
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.float32, is_pure=False, pack=1)
 
 
@@ -303,7 +304,9 @@ def _compute(a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_b
              UP: gl.constexpr, FP8: gl.constexpr, GATHER: gl.constexpr, MUL_WEIGHT: gl.constexpr):  # fmt: skip
     """A warp group: rows HALF * 64 to HALF * 64 + 63 of every tile."""
     WIDTH: gl.constexpr = COLS // 2 if FP8 else COLS
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 256 // a_bufs.dtype.primitive_bitwidth])
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        [3, 0], [4, 1], [16, WIDTH, 256 // a_bufs.dtype.primitive_bitwidth]
+    )
     index, phase, turn = 0, 0, 0
     word = _take(words, ready, free, turn, 4)
     while word >= 0:
@@ -357,7 +360,7 @@ def large_gemm(a_desc, a, a_scale, w_desc, w_scale, out_desc, out, out_scale, we
                stride_out, stride_os, TOPK: gl.constexpr, GROUP: gl.constexpr, BLOCK_K: gl.constexpr,
                STAGES: gl.constexpr, UP: gl.constexpr, FP8: gl.constexpr, GATHER: gl.constexpr,
                DYNAMIC: gl.constexpr, MUL_WEIGHT: gl.constexpr):  # fmt: skip
-    """Up: out[row] = silu(gate) * up of x[token of row] @ w[expert].T. Down: out[entry] = h[row] @ w[expert].T * weight.
+    """Up: out[row] = silu(gate) * up of x[token] @ w[expert].T. Down: out[entry] = h[row] @ w[expert].T * weight.
 
     a: bf16 or FP8 rows [tokens or sorted rows, K]; w [experts * N, K] through w_desc; blocks of 128 sorted rows. FP8:
     scales a_scale per row and 128 columns, w_scale per prepared block; the up projection then quantises its result
@@ -385,17 +388,15 @@ def large_gemm(a_desc, a, a_scale, w_desc, w_scale, out_desc, out, out_scale, we
         mbarrier.init(free.index(i), count=2)
     staged = full
     if UP:
-        staged = gl.allocate_shared_memory(
-            out_desc.dtype, [2 * PARTS, ROWS, COLS // 2 // PARTS], out_desc.layout
-        )
+        staged = gl.allocate_shared_memory(out_desc.dtype, [2 * PARTS, ROWS, COLS // 2 // PARTS], out_desc.layout)
     gl.warp_specialize(
         [
-            (_compute, (a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_bufs, w_bufs, full, empty, words,
-                        ready, free, staged, num_valid, N, K, stride_sm, stride_sk, stride_wse, stride_wsn, stride_wsk,
-                        stride_out, stride_os, 0, TOPK, BLOCK_K, STAGES, UP, FP8, GATHER, MUL_WEIGHT)),
-            (_compute, (a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_bufs, w_bufs, full, empty, words,
-                        ready, free, staged, num_valid, N, K, stride_sm, stride_sk, stride_wse, stride_wsn, stride_wsk,
-                        stride_out, stride_os, 1, TOPK, BLOCK_K, STAGES, UP, FP8, GATHER, MUL_WEIGHT)),
+            (_compute, (a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_bufs, w_bufs, full, empty,
+                        words, ready, free, staged, num_valid, N, K, stride_sm, stride_sk, stride_wse, stride_wsn,
+                        stride_wsk, stride_out, stride_os, 0, TOPK, BLOCK_K, STAGES, UP, FP8, GATHER, MUL_WEIGHT)),
+            (_compute, (a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_bufs, w_bufs, full, empty,
+                        words, ready, free, staged, num_valid, N, K, stride_sm, stride_sk, stride_wse, stride_wsn,
+                        stride_wsk, stride_out, stride_os, 1, TOPK, BLOCK_K, STAGES, UP, FP8, GATHER, MUL_WEIGHT)),
             (_load, (a_desc, a, w_desc, sorted_ids, experts, post, counter, a_bufs, w_bufs, full, empty, words, ready,
                      free, num_valid, N, K, stride_am, TOPK, GROUP, BLOCK_K, STAGES, PARTS, GATHER, DYNAMIC, HANDS)),
         ],

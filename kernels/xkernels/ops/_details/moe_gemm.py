@@ -183,11 +183,10 @@ def _up_result(pid_m, n0, expert, x, x_scale, w, w_scale, bias, weight, sorted_i
 
 @helper
 def _settled(x):
-    """x, computed before what follows in the source: else its sum waits for the next product, in registers nobody has."""
+    """x, computed before what follows: else its sum waits for the next product, in registers that nobody has."""
     if INTERPRETED:
         return x
-    else:
-        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=False, pack=1)
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=False, pack=1)
 
 
 @helper
