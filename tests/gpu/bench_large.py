@@ -36,6 +36,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "wide 128": ("fp8", *[{**_F8, "BLOCK_SIZE_M": 128, "num_warps": 8, "WIDE": True}] * 2),
     "exact": ("bf16", {"EXACT": True}, {}),  # the present kernel with the sigmoid of before: added to its own configs
     "exact8": ("fp8", {"EXACT": True}, {}),
+    "large nofence": ("bf16", *[{**LARGE, "FENCE": False}] * 2),
+    "large8 nofence": ("fp8", *[{**LARGE, "BLOCK_SIZE_K": 128, "FENCE": False}] * 2),
     "large g8": ("bf16", *[{**LARGE, "GROUP_SIZE_M": 8}] * 2),
     "large8 g8": ("fp8", *[{**LARGE, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 8}] * 2),
 }

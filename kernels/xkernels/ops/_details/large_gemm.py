@@ -167,13 +167,13 @@ def _load(a_desc, a, w_desc, sorted_ids, experts, post, counter, a_bufs, w_bufs,
 
 @gluon.jit
 def _sum(a_bufs, w_bufs, full, empty, index, phase, steps, HALF: gl.constexpr, STAGES: gl.constexpr,
-         GATHER: gl.constexpr, layout: gl.constexpr):  # fmt: skip
+         FENCE: gl.constexpr, layout: gl.constexpr):  # fmt: skip
     """acc [64, 256] of a tile without scales, one k-step behind in giving stages back."""
     acc = gl.zeros([ROWS, COLS], gl.float32, layout)
     last = index
     for step in range(steps):
         mbarrier.wait(full.index(index), phase)
-        if GATHER:
+        if FENCE:
             fence_async_shared()
         acc = warpgroup_mma(a_bufs.index(index * 2 + HALF), w_bufs.index(index).permute((1, 0)), acc, is_async=True)
         acc = warpgroup_mma_wait(1, deps=[acc])
@@ -193,7 +193,7 @@ def _settled(x):
 
 @gluon.jit
 def _scaled_sum(a_bufs, w_bufs, full, empty, index, phase, steps, a_scale, from_s, from_w, next_w, stride_sk,
-                stride_wsk, UP: gl.constexpr, HALF: gl.constexpr, STAGES: gl.constexpr, GATHER: gl.constexpr,
+                stride_wsk, UP: gl.constexpr, HALF: gl.constexpr, STAGES: gl.constexpr, FENCE: gl.constexpr,
                 layout: gl.constexpr):  # fmt: skip
     """The two halves of a tile, [64, 128] each, with block scales applied to every k-step.
 
@@ -208,7 +208,7 @@ def _scaled_sum(a_bufs, w_bufs, full, empty, index, phase, steps, a_scale, from_
     for step in range(steps):
         a = a_bufs.index(index * 2 + HALF)
         mbarrier.wait(full.index(index * 2), phase)
-        if GATHER:
+        if FENCE:
             fence_async_shared()
         part = warpgroup_mma(a, w_bufs.index(index * 2).permute((1, 0)), zero, use_acc=False, is_async=True)
         s = gl.load(a_scale + step * stride_sk + from_s)
@@ -301,7 +301,7 @@ def _up_quantised(acc0, acc1, out_desc, out_scale, staged, m, n, stride_os, HALF
 def _compute(a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_bufs, w_bufs, full, empty, words, ready,
              free, staged, num_valid, N, K, stride_sm, stride_sk, stride_wse, stride_wsn, stride_wsk, stride_out,
              stride_os, HALF: gl.constexpr, TOPK: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-             UP: gl.constexpr, FP8: gl.constexpr, GATHER: gl.constexpr, MUL_WEIGHT: gl.constexpr):  # fmt: skip
+             UP: gl.constexpr, FP8: gl.constexpr, FENCE: gl.constexpr, MUL_WEIGHT: gl.constexpr):  # fmt: skip
     """A warp group: rows HALF * 64 to HALF * 64 + 63 of every tile."""
     WIDTH: gl.constexpr = COLS // 2 if FP8 else COLS
     layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -334,7 +334,7 @@ def _compute(a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_b
                 acc0, acc1, index, phase = _scaled_sum(a_bufs, w_bufs, full, empty, index, phase, steps, a_scale,
                                                        owner * stride_sm, at_w + block * stride_wsn,
                                                        at_w + other * stride_wsn, stride_sk, stride_wsk, UP, HALF,
-                                                       STAGES, GATHER, layout)  # fmt: skip
+                                                       STAGES, FENCE, layout)  # fmt: skip
                 if UP:
                     _up_quantised(acc0, acc1, out_desc, out_scale, staged, m, n, stride_os, HALF)
                 else:
@@ -343,11 +343,11 @@ def _compute(a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_b
                     _store_rows(acc1, out, slot, weight, n * COLS + WIDTH, N, num_valid, stride_out, WIDTH,
                                 MUL_WEIGHT)  # fmt: skip
             elif UP:
-                acc, index, phase = _sum(a_bufs, w_bufs, full, empty, index, phase, steps, HALF, STAGES, GATHER, layout)
+                acc, index, phase = _sum(a_bufs, w_bufs, full, empty, index, phase, steps, HALF, STAGES, FENCE, layout)
                 _up_plain(acc, out_desc, staged, m, n, HALF)
             else:
                 slot = gl.load(sorted_ids + rows)
-                acc, index, phase = _sum(a_bufs, w_bufs, full, empty, index, phase, steps, HALF, STAGES, GATHER, layout)
+                acc, index, phase = _sum(a_bufs, w_bufs, full, empty, index, phase, steps, HALF, STAGES, FENCE, layout)
                 _store_rows(acc, out, slot, weight, n * COLS, N, num_valid, stride_out, WIDTH, MUL_WEIGHT)
         word = _take(words, ready, free, turn, 4)
     if UP:
@@ -359,7 +359,7 @@ def large_gemm(a_desc, a, a_scale, w_desc, w_scale, out_desc, out, out_scale, we
                counter, num_valid, N, K, stride_am, stride_sm, stride_sk, stride_wse, stride_wsn, stride_wsk,
                stride_out, stride_os, TOPK: gl.constexpr, GROUP: gl.constexpr, BLOCK_K: gl.constexpr,
                STAGES: gl.constexpr, UP: gl.constexpr, FP8: gl.constexpr, GATHER: gl.constexpr,
-               DYNAMIC: gl.constexpr, MUL_WEIGHT: gl.constexpr):  # fmt: skip
+               DYNAMIC: gl.constexpr, FENCE: gl.constexpr, MUL_WEIGHT: gl.constexpr):  # fmt: skip
     """Up: out[row] = silu(gate) * up of x[token] @ w[expert].T. Down: out[entry] = h[row] @ w[expert].T * weight.
 
     a: bf16 or FP8 rows [tokens or sorted rows, K]; w [experts * N, K] through w_desc; blocks of 128 sorted rows. FP8:
@@ -393,10 +393,10 @@ def large_gemm(a_desc, a, a_scale, w_desc, w_scale, out_desc, out, out_scale, we
         [
             (_compute, (a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_bufs, w_bufs, full, empty,
                         words, ready, free, staged, num_valid, N, K, stride_sm, stride_sk, stride_wse, stride_wsn,
-                        stride_wsk, stride_out, stride_os, 0, TOPK, BLOCK_K, STAGES, UP, FP8, GATHER, MUL_WEIGHT)),
+                        stride_wsk, stride_out, stride_os, 0, TOPK, BLOCK_K, STAGES, UP, FP8, FENCE, MUL_WEIGHT)),
             (_compute, (a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_bufs, w_bufs, full, empty,
                         words, ready, free, staged, num_valid, N, K, stride_sm, stride_sk, stride_wse, stride_wsn,
-                        stride_wsk, stride_out, stride_os, 1, TOPK, BLOCK_K, STAGES, UP, FP8, GATHER, MUL_WEIGHT)),
+                        stride_wsk, stride_out, stride_os, 1, TOPK, BLOCK_K, STAGES, UP, FP8, FENCE, MUL_WEIGHT)),
             (_load, (a_desc, a, w_desc, sorted_ids, experts, post, counter, a_bufs, w_bufs, full, empty, words, ready,
                      free, num_valid, N, K, stride_am, TOPK, GROUP, BLOCK_K, STAGES, PARTS, GATHER, DYNAMIC, HANDS)),
         ],
