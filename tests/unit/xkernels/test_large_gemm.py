@@ -1,0 +1,183 @@
+"""The warp-specialised grouped GEMM, its parts run as threads: arithmetic, hand-over of stages and tiles, the counter."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+gluon = pytest.importorskip("triton.experimental.gluon.language.nvidia.ampere.async_copy")
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import gluon_emulator as emu
+
+from xkernels.ops._details import large_gemm
+
+F32, I32 = emu.Dtype("f32"), emu.Dtype("i32")
+
+
+def aligned(ids: Any, experts: int) -> tuple[Any, Any]:
+    """Sorted entries and the expert of each block of 128."""
+    flat, rows, owners = ids.ravel(), [], []
+    for e in range(experts):
+        mine = np.flatnonzero(flat == e)
+        blocks = -(-len(mine) // 128)
+        rows.append(np.concatenate([mine, np.full(blocks * 128 - len(mine), flat.size)]))
+        owners += [e] * blocks
+    return np.concatenate(rows).astype(np.int32), np.array(owners, np.int32)
+
+
+def scalar(x: int) -> Any:
+    return emu.value(np.int32(x))
+
+
+def pointer(data: Any, dtype: emu.Dtype = F32) -> emu.Pointer:
+    return emu.Pointer(data.reshape(-1), dtype)
+
+
+class Layer:
+    """One random layer and routing, its two projections through the emulator, and both in float64."""
+
+    def __init__(self, m: int, e: int, topk: int, h: int, n: int, fp8: bool, seed: int) -> None:
+        rng = self.rng = np.random.default_rng(seed)
+        self.m, self.e, self.topk, self.h, self.n, self.fp8 = m, e, topk, h, n, fp8
+        self.dtype = emu.Dtype("fp8" if fp8 else "bf16")
+        ids = np.stack([rng.permutation(e)[:topk] for _ in range(m)])
+        self.rows, self.owners = aligned(ids, e)
+        self.slots = m * topk
+        self.valid, self.token = self.rows < self.slots, np.minimum(self.rows // topk, m - 1)
+        self.owner = np.repeat(self.owners, 128)
+        self.x, self.w1, self.w2 = (
+            self.dtype.round(rng.standard_normal(s).astype(np.float32)) for s in ((m, h), (e, 2 * n, h), (e, h, n))
+        )
+        self.xs, gate_up, self.s2 = (
+            rng.uniform(0.5, 2, s).astype(np.float32)
+            for s in ((m, h // 128), (e, max(1, n // 128), 2, h // 128), (e, -(-h // 128), max(1, n // 128)))
+        )
+        self.s1 = np.repeat(gate_up, 16, 1).reshape(e, -1, h // 128)
+        self.weight = rng.uniform(0.1, 1, self.slots).astype(np.float32)
+        self.counter = np.zeros(1, np.int32)
+
+    def launch(self, kernel: Any, programs: int, seed: int, dynamic: bool, stages: int, **args: Any) -> None:
+        post = np.array([self.rows.size, 0], np.int32)
+        every = dict.fromkeys(kernel.arg_names) | {
+            "sorted_ids": pointer(self.rows, I32), "experts": pointer(self.owners, I32), "post": pointer(post, I32),
+            "counter": pointer(self.counter, I32), "num_valid": scalar(self.slots), "TOPK": self.topk, "GROUP": 16,
+            "BLOCK_K": 128 if self.fp8 else 64, "STAGES": stages, "FP8": self.fp8, "DYNAMIC": dynamic, "FENCE": False,
+        }  # fmt: skip
+        emu.Emulator(seed).launch(kernel, programs, 128, every | args)
+
+    def up(self, kernel: Any, gather: bool, **how: Any) -> tuple[Any, Any]:
+        """Activated rows, dequantised, from the emulator and in float64."""
+        step, parts, rows = (128, 2, self.rows.size) if self.fp8 else (64, 1, self.rows.size)
+        out = np.full((rows, self.n), np.nan, np.float32)
+        scale = np.full((max(1, self.n // 128), rows), np.nan, np.float32)
+        self.launch(
+            kernel, a_desc=None if gather else emu.Descriptor(self.x[self.token], [64, step], self.dtype),
+            a=pointer(self.x, self.dtype), a_scale=pointer(self.xs), w_scale=pointer(self.s1),
+            w_desc=emu.Descriptor(self.w1.reshape(-1, self.h), [256 // parts, step], self.dtype),
+            out_desc=emu.Descriptor(out, [64, 128 // parts], self.dtype), out_scale=pointer(scale),
+            N=scalar(2 * self.n), K=scalar(self.h), stride_am=scalar(self.h), stride_sm=scalar(self.h // 128),
+            stride_sk=1, stride_wse=scalar(self.s1[0].size), stride_wsn=scalar(self.h // 128), stride_wsk=1,
+            stride_os=scalar(rows), UP=True, GATHER=gather, MUL_WEIGHT=False, **how,
+        )  # fmt: skip
+        self.hidden, self.hidden_scale = np.nan_to_num(out), np.nan_to_num(scale)
+        want = np.zeros((rows, self.n))
+        for e in range(self.e):
+            mine = np.flatnonzero((self.owner == e) & self.valid)
+            x, w = self.x[self.token[mine]].astype(np.float64), self.w1[e].astype(np.float64)
+            if self.fp8:
+                x *= np.repeat(self.xs[self.token[mine]], 128, 1)
+                w *= np.repeat(np.repeat(self.s1[e], 8, 0), 128, 1)
+            y = (x @ w.T).reshape(len(mine), self.n // 8, 2, 8)
+            gate, up = (y[:, :, i].reshape(len(mine), self.n) for i in (0, 1))
+            want[mine] = gate / (1 + np.exp(-gate)) * up
+        got = out * np.repeat(scale.T, 128, 1) if self.fp8 else out
+        return got[self.valid], want[self.valid]
+
+    def down(self, kernel: Any, **how: Any) -> tuple[Any, Any]:
+        """Entries times their router weights, from what `up` left."""
+        step = 128 if self.fp8 else 64
+        out, rows = np.full((self.slots, self.h), np.nan, np.float32), self.rows.size
+        self.launch(
+            kernel, a_desc=emu.Descriptor(self.hidden, [64, step], self.dtype), a_scale=pointer(self.hidden_scale),
+            w_desc=emu.Descriptor(self.w2.reshape(-1, self.n), [128 if self.fp8 else 256, step], self.dtype),
+            w_scale=pointer(self.s2), out=pointer(out, emu.Dtype("bf16")), weight=pointer(self.weight),
+            N=scalar(self.h), K=scalar(self.n), stride_sm=1, stride_sk=scalar(rows),
+            stride_wse=scalar(self.s2[0].size), stride_wsn=scalar(self.s2.shape[2]), stride_wsk=1,
+            stride_out=scalar(self.h), UP=False, GATHER=False, MUL_WEIGHT=True, **how,
+        )  # fmt: skip
+        hidden = self.hidden * (np.repeat(self.hidden_scale.T, 128, 1) if self.fp8 else 1.0)
+        want = np.zeros_like(out, np.float64)
+        for e in range(self.e):
+            mine = np.flatnonzero((self.owner == e) & self.valid)
+            scale = np.repeat(np.repeat(self.s2[e], 128, 0)[: self.h], 128, 1) if self.fp8 else 1.0
+            y = hidden[mine].astype(np.float64) @ (self.w2[e].astype(np.float64) * scale).T
+            want[self.rows[mine]] = y * self.weight[self.rows[mine]][:, None]
+        return out, want
+
+
+def error(got: Any, want: Any) -> float:
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+
+CASES = [
+    # m, experts, topk, H, N, fp8, gather, dynamic, programs, stages
+    (17, 4, 2, 128, 64, False, False, False, 2, 4),
+    (200, 3, 2, 320, 144, False, True, True, 3, 4),
+    (300, 3, 2, 640, 192, False, True, False, 3, 3),
+    (300, 3, 2, 384, 128, True, True, True, 3, 4),
+    (130, 2, 2, 768, 256, True, False, True, 2, 4),
+    (1, 4, 2, 256, 128, True, True, True, 5, 3),
+]
+
+
+@pytest.mark.parametrize(("m", "e", "topk", "h", "n", "fp8", "gather", "dynamic", "programs", "stages"), CASES)
+def test_both_projections_against_float64(
+    m: int, e: int, topk: int, h: int, n: int, fp8: bool, gather: bool, dynamic: bool, programs: int, stages: int
+) -> None:
+    layer = Layer(m, e, topk, h, n, fp8, seed=m)
+    how = {"programs": programs, "dynamic": dynamic, "stages": stages}
+    assert error(*layer.up(large_gemm.large_gemm, gather, seed=1, **how)) < (0.03 if fp8 else 0.004)
+    assert error(*layer.down(large_gemm.large_gemm, seed=2, **how)) < 0.004
+    assert layer.counter[0] == 0
+
+
+def mutated(old: str, new: str) -> Any:
+    """The kernel of a copy of the module with one thing changed."""
+    path = Path(large_gemm.__file__)
+    source = path.read_text()
+    assert source.count(old) >= 1
+    copy = Path(path.parent / f"_{abs(hash(new))}.py")
+    module = types.ModuleType(copy.stem)
+    module.__file__ = str(path)
+    text = source.replace(old, new)
+    linecache.cache[str(copy)] = (len(text), None, text.splitlines(True), str(copy))
+    sys.modules[copy.stem] = module
+    exec(compile(text, str(copy), "exec"), module.__dict__)
+    return module.large_gemm
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("warpgroup_mma_wait(1, deps=[acc])", "warpgroup_mma_wait(3, deps=[acc])"),  # gives a stage back too early
+        ("mbarrier.init(empty.index(i), count=2)", "mbarrier.init(empty.index(i), count=1)"),
+        ("pred=both == 0)", "pred=True)"),
+        ("if HALF == 1 and word & 1 == 0:", "if HALF == 1:"),  # leaves rows out
+    ],
+)
+def test_the_emulator_notices(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emu, "DEADLINE_S", 1.0)
+    layer = Layer(200, 2, 2, 2560, 64, False, seed=5)
+    try:
+        got, want = layer.up(mutated(old, new), False, programs=2, dynamic=True, stages=3, seed=3)
+    except (AssertionError, TimeoutError):
+        return
+    assert not error(got, want) < 0.004
