@@ -78,6 +78,10 @@ def compile_share(job: tuple[int, int]) -> int:
             for m in TOKENS:
                 for name, (up, down) in pairs(mode, shape, m, variant).items():
                     work.append((name == "sglang", mode, shape, 1024 if m > 512 else 16, up, down))
+    for shape in SHAPES:
+        for m in (1, 16):
+            up, down = recorded("fp8", shape, m, "ours")
+            work += [(False, "fp8", shape, 16, {**up, "LINES": n}, down) for n in (0, 1, 2, 4)]
     unique = list({json.dumps(w, sort_keys=True): w for w in work}.values())
     kernels, problems, done = b.their_kernels(), {}, 0
     launch = JITFunction.run
@@ -176,6 +180,31 @@ def child(variant: str) -> None:
         DEV.empty_cache()
 
 
+def lines(tokens: tuple[int, ...] = (1, 2, 4, 16)) -> None:
+    """LINES of the FP8 up projection for few tokens: chains with 0 to 4 of them, in turns."""
+    import bench_moe as b
+    from moe_problem import INNER, SHAPES, Problem, align
+
+    for shape in SHAPES:
+        p = Problem(shape, "fp8", 2)
+        for m in tokens:
+            up, down = recorded("fp8", shape, min(m, 1) if m < 16 else 16, "ours")
+            datas = [p.inputs(m, s) for s in range(INNER)]
+            als = [align(d[2], up["BLOCK_SIZE_M"], p.E) for d in datas]
+            graphs = {
+                n: b.captured(
+                    [b.our_call(p, i, datas[i], als[i], {**up, "LINES": n}, "chain", down) for i in range(INNER)]
+                )
+                for n in (0, 1, 2, 4)
+            }
+            found: dict[int, list[float]] = {n: [] for n in graphs}
+            for r in range(6):
+                for n in list(graphs)[:: 1 if r % 2 == 0 else -1]:
+                    found[n].append(b.replay_us(graphs[n], INNER, 8))
+            us = {n: round(statistics.median(v), 2) for n, v in found.items()}
+            print("@" + json.dumps({"variant": "lines", "shape": shape, "m": m, "us": us}), flush=True)
+
+
 def show(line: dict[str, Any]) -> str:
     """One line of the table."""
     head = f"{line['variant']:14s} {line.get('shape', ''):5s}"
@@ -217,14 +246,14 @@ def run_child(variant: str, limit: float, keep: list[dict[str, Any]], out: Path)
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--child", choices=list(VARIANTS))
+    parser.add_argument("--child", choices=[*VARIANTS, "lines"])
     parser.add_argument("--workers", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=390.0, help="when no new variant starts")
     parser.add_argument("--limit", type=float, default=60.0, help="a variant's deadline")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.child:
-        child(args.child)
+        lines() if args.child == "lines" else child(args.child)
         return 0
     begin = time.monotonic()
     keep: list[dict[str, Any]] = []
@@ -236,7 +265,7 @@ def main() -> int:
             counts = []
             print("compiling took too long; going on", flush=True)
     print(f"compiled {sum(counts)} in {time.monotonic() - begin:.0f} s", flush=True)
-    for variant in VARIANTS:
+    for variant in (*VARIANTS, "lines"):
         left = args.seconds - (time.monotonic() - begin)
         if left < 20:
             print("no time for", variant, flush=True)
