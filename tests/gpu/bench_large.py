@@ -77,7 +77,8 @@ def compile_share(job: tuple[int, int]) -> int:
         for shape in SHAPES:
             for m in TOKENS:
                 for name, (up, down) in pairs(mode, shape, m, variant).items():
-                    work.append((name == "sglang", mode, shape, 1024 if m > 512 else 16, up, down))
+                    few = 16 if m <= 512 or name != "sglang" else 1024
+                    work.append((name == "sglang", mode, shape, few, up, down))
     for shape in SHAPES:
         for m in (1, 16):
             up, down = recorded("fp8", shape, m, "ours")
