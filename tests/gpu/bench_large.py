@@ -30,6 +30,8 @@ _F8 = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 128, "GROUP_SIZE
 VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "large": ("bf16", LARGE, LARGE),
     "large8": ("fp8", {**LARGE, "BLOCK_SIZE_K": 128}, {**LARGE, "BLOCK_SIZE_K": 128}),
+    "large lead": ("bf16", *[{**LARGE, "LEAD": 1}] * 2),
+    "large8 lead": ("fp8", *[{**LARGE, "BLOCK_SIZE_K": 128, "LEAD": 2}] * 2),
     "large static": ("bf16", {**LARGE, "DYNAMIC": False}, {**LARGE, "DYNAMIC": False}),
     "large8 static": ("fp8", *[{**LARGE, "BLOCK_SIZE_K": 128, "DYNAMIC": False}] * 2),
     "wide 2": ("fp8", {**_F8, "num_stages": 2, "WIDE": True}, _F8),

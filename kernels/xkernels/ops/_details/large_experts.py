@@ -89,7 +89,8 @@ def _launch(config: Mapping[str, Any], rows: int, w: torch.Tensor, a: torch.Tens
         _counter(a.device) if dynamic else None, slots, w.shape[1], w.shape[2], a.stride(0), *s_strides, *strides,
         *out_strides, TOPK=topk, GROUP=int(config.get("GROUP_SIZE_M", 16)), BLOCK_K=step,
         STAGES=int(config.get("STAGES", 4)), UP=is_up, FP8=fp8, GATHER=gather, DYNAMIC=dynamic,
-        FENCE=gather and bool(config.get("FENCE", True)), MUL_WEIGHT=weight is not None, num_warps=4, maxnreg=168,
+        FENCE=gather and bool(config.get("FENCE", True)), LEAD=int(config.get("LEAD", 0)),
+        MUL_WEIGHT=weight is not None, num_warps=4, maxnreg=168,
     )  # fmt: skip
 
 

@@ -12,7 +12,10 @@ expert, block of rows, block of columns, and whether the second 64 rows are used
 Barriers: a stage is `full` when the loader's bytes are there, and with GATHER the copies of each of its 128 threads;
 `empty` when both groups have read it. A group waits for `full` before it arrives at `empty` even where it skips the
 work: only so does no arrival fall into the phase before. Gathered copies are ordinary writes to the matrix unit, which
-reads past them without a fence: each group places one after the wait.
+reads past them without a fence: each group places one after the wait (FENCE).
+
+With LEAD the second group begins when k-step LEAD has arrived. It stays behind from then on, since both go at one pace,
+and the groups' epilogues do not fall together. It costs as many stages of the ring; LEAD < STAGES - 1.
 """
 
 from __future__ import annotations
@@ -301,7 +304,8 @@ def _up_quantised(acc0, acc1, out_desc, out_scale, staged, m, n, stride_os, HALF
 def _compute(a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_bufs, w_bufs, full, empty, words, ready,
              free, staged, num_valid, N, K, stride_sm, stride_sk, stride_wse, stride_wsn, stride_wsk, stride_out,
              stride_os, HALF: gl.constexpr, TOPK: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-             UP: gl.constexpr, FP8: gl.constexpr, FENCE: gl.constexpr, MUL_WEIGHT: gl.constexpr):  # fmt: skip
+             UP: gl.constexpr, FP8: gl.constexpr, FENCE: gl.constexpr, LEAD: gl.constexpr,
+             MUL_WEIGHT: gl.constexpr):  # fmt: skip
     """A warp group: rows HALF * 64 to HALF * 64 + 63 of every tile."""
     WIDTH: gl.constexpr = COLS // 2 if FP8 else COLS
     layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -315,6 +319,9 @@ def _compute(a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_b
         n = ((word >> 1) & 0x7FF).to(gl.int32)
         expert = (word >> 32).to(gl.int32)
         steps = gl.where(expert == NOBODY, 0, (K + BLOCK_K - 1) // BLOCK_K)
+        if HALF == 1 and LEAD > 0:
+            if turn == 1 and steps > LEAD:
+                mbarrier.wait(full.index(LEAD * (2 if FP8 else 1)), 0)
         if HALF == 1 and word & 1 == 0:
             for _ in range(steps):
                 mbarrier.wait(full.index(index * (2 if FP8 else 1)), phase)
@@ -359,7 +366,7 @@ def large_gemm(a_desc, a, a_scale, w_desc, w_scale, out_desc, out, out_scale, we
                counter, num_valid, N, K, stride_am, stride_sm, stride_sk, stride_wse, stride_wsn, stride_wsk,
                stride_out, stride_os, TOPK: gl.constexpr, GROUP: gl.constexpr, BLOCK_K: gl.constexpr,
                STAGES: gl.constexpr, UP: gl.constexpr, FP8: gl.constexpr, GATHER: gl.constexpr,
-               DYNAMIC: gl.constexpr, FENCE: gl.constexpr, MUL_WEIGHT: gl.constexpr):  # fmt: skip
+               DYNAMIC: gl.constexpr, FENCE: gl.constexpr, LEAD: gl.constexpr, MUL_WEIGHT: gl.constexpr):  # fmt: skip
     """Up: out[row] = silu(gate) * up of x[token] @ w[expert].T. Down: out[entry] = h[row] @ w[expert].T * weight.
 
     a: bf16 or FP8 rows [tokens or sorted rows, K]; w [experts * N, K] through w_desc; blocks of 128 sorted rows. FP8:
@@ -393,10 +400,10 @@ def large_gemm(a_desc, a, a_scale, w_desc, w_scale, out_desc, out, out_scale, we
         [
             (_compute, (a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_bufs, w_bufs, full, empty,
                         words, ready, free, staged, num_valid, N, K, stride_sm, stride_sk, stride_wse, stride_wsn,
-                        stride_wsk, stride_out, stride_os, 0, TOPK, BLOCK_K, STAGES, UP, FP8, FENCE, MUL_WEIGHT)),
+                        stride_wsk, stride_out, stride_os, 0, TOPK, BLOCK_K, STAGES, UP, FP8, FENCE, LEAD, MUL_WEIGHT)),
             (_compute, (a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_bufs, w_bufs, full, empty,
                         words, ready, free, staged, num_valid, N, K, stride_sm, stride_sk, stride_wse, stride_wsn,
-                        stride_wsk, stride_out, stride_os, 1, TOPK, BLOCK_K, STAGES, UP, FP8, FENCE, MUL_WEIGHT)),
+                        stride_wsk, stride_out, stride_os, 1, TOPK, BLOCK_K, STAGES, UP, FP8, FENCE, LEAD, MUL_WEIGHT)),
             (_load, (a_desc, a, w_desc, sorted_ids, experts, post, counter, a_bufs, w_bufs, full, empty, words, ready,
                      free, num_valid, N, K, stride_am, TOPK, GROUP, BLOCK_K, STAGES, PARTS, GATHER, DYNAMIC, HANDS)),
         ],
