@@ -33,8 +33,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "large8": ("fp8", _L8, _L8),
     "wide 2": ("fp8", {**_F8, "num_stages": 2, "WIDE": True}, _F8),
     "exact": ("bf16", {"EXACT": True}, {}),  # the present kernel with the sigmoid of before: added to its own configs
-    "large lead": ("bf16", *[{**LARGE, "LEAD": 1}] * 2),
-    "large8 lead": ("fp8", *[{**_L8, "LEAD": 2}] * 2),
+    "large lead": ("bf16", *[{**LARGE, "LEAD": 1, "PDL": True}] * 2),
+    "large8 lead": ("fp8", *[{**_L8, "LEAD": 2, "PDL": True}] * 2),
     "large nofence": ("bf16", *[{**LARGE, "FENCE": False}] * 2),
     "large8 nofence": ("fp8", *[{**_L8, "FENCE": False}] * 2),
     "large static": ("bf16", *[{**LARGE, "DYNAMIC": False}] * 2),

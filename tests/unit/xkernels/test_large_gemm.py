@@ -69,7 +69,7 @@ class Layer:
         every = dict.fromkeys(kernel.arg_names) | {
             "sorted_ids": pointer(self.rows, I32), "experts": pointer(self.owners, I32), "post": pointer(post, I32),
             "counter": pointer(self.counter, I32), "num_valid": scalar(self.slots), "TOPK": self.topk, "GROUP": 16,
-            "BLOCK_K": 128 if self.fp8 else 64, "STAGES": stages, "FP8": self.fp8, "DYNAMIC": dynamic, "FENCE": False, "LEAD": stages - 3,
+            "BLOCK_K": 128 if self.fp8 else 64, "STAGES": stages, "FP8": self.fp8, "DYNAMIC": dynamic, "FENCE": False, "LEAD": stages - 3, "PDL": False,
         }  # fmt: skip
         emu.Emulator(seed).launch(kernel, programs, 128, every | args)
 

@@ -82,6 +82,7 @@ def _launch(config: Mapping[str, Any], rows: int, w: torch.Tensor, a: torch.Tens
     strides = w_scale.stride() if fp8 else (0, 0, 0)
     units = of(a).limits().units
     tiles = cdiv(rows, BLOCK_M) * cdiv(w.shape[1], BLOCK_N)
+    pdl = bool(config.get("PDL", False))
     dynamic = bool(config.get("DYNAMIC", True))
     large_gemm[(min(tiles, units),)](
         a_desc, a if gather else None, a_scale, _tiles(w.view(-1, w.shape[2]), 128 if fp8 else BLOCK_N, step), w_scale,
@@ -90,7 +91,7 @@ def _launch(config: Mapping[str, Any], rows: int, w: torch.Tensor, a: torch.Tens
         *out_strides, TOPK=topk, GROUP=int(config.get("GROUP_SIZE_M", 16)), BLOCK_K=step,
         STAGES=int(config.get("STAGES", 4)), UP=is_up, FP8=fp8, GATHER=gather, DYNAMIC=dynamic,
         FENCE=gather and bool(config.get("FENCE", True)), LEAD=int(config.get("LEAD", 0)),
-        MUL_WEIGHT=weight is not None, num_warps=4, maxnreg=168,
+        PDL=pdl, MUL_WEIGHT=weight is not None, num_warps=4, maxnreg=168, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
 
 

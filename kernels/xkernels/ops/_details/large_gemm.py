@@ -38,6 +38,16 @@ SLOTS = gl.constexpr(2)  # tiles that the loader is ahead
 
 
 @gluon.jit
+def _overlap():
+    """Wait for the kernel before, then let the next one start: what `pdl` does, for all 128 threads of a warp group."""
+    threads = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    gl.inline_asm_elementwise(
+        "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [threads], dtype=gl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
 def _advance(index, phase, STAGES: gl.constexpr):
     """The next place in a ring, and its phase."""
     index += 1
@@ -366,7 +376,8 @@ def large_gemm(a_desc, a, a_scale, w_desc, w_scale, out_desc, out, out_scale, we
                counter, num_valid, N, K, stride_am, stride_sm, stride_sk, stride_wse, stride_wsn, stride_wsk,
                stride_out, stride_os, TOPK: gl.constexpr, GROUP: gl.constexpr, BLOCK_K: gl.constexpr,
                STAGES: gl.constexpr, UP: gl.constexpr, FP8: gl.constexpr, GATHER: gl.constexpr,
-               DYNAMIC: gl.constexpr, FENCE: gl.constexpr, LEAD: gl.constexpr, MUL_WEIGHT: gl.constexpr):  # fmt: skip
+               DYNAMIC: gl.constexpr, FENCE: gl.constexpr, LEAD: gl.constexpr, PDL: gl.constexpr,
+               MUL_WEIGHT: gl.constexpr):  # fmt: skip
     """Up: out[row] = silu(gate) * up of x[token] @ w[expert].T. Down: out[entry] = h[row] @ w[expert].T * weight.
 
     a: bf16 or FP8 rows [tokens or sorted rows, K]; w [experts * N, K] through w_desc; blocks of 128 sorted rows. FP8:
@@ -393,6 +404,8 @@ def large_gemm(a_desc, a, a_scale, w_desc, w_scale, out_desc, out, out_scale, we
     for i in gl.static_range(SLOTS):
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(free.index(i), count=2)
+    if PDL:
+        _overlap()
     staged = full
     if UP:
         staged = gl.allocate_shared_memory(out_desc.dtype, [2 * PARTS, ROWS, COLS // 2 // PARTS], out_desc.layout)
