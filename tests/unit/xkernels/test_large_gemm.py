@@ -77,7 +77,7 @@ class Layer:
         """Activated rows, dequantised, from the emulator and in float64."""
         step, parts, rows = (128, 2, self.rows.size) if self.fp8 else (64, 1, self.rows.size)
         out = np.full((rows, self.n), np.nan, np.float32)
-        scale = np.full((max(1, self.n // 128), rows), np.nan, np.float32)
+        scale = np.full((rows, max(1, self.n // 128)), np.nan, np.float32)
         self.launch(
             kernel, a_desc=None if gather else emu.Descriptor(self.x[self.token], [64, step], self.dtype),
             a=pointer(self.x, self.dtype), a_scale=pointer(self.xs), w_scale=pointer(self.s1),
@@ -85,7 +85,7 @@ class Layer:
             out_desc=emu.Descriptor(out, [64, 128 // parts], self.dtype), out_scale=pointer(scale),
             N=scalar(2 * self.n), K=scalar(self.h), stride_am=scalar(self.h), stride_sm=scalar(self.h // 128),
             stride_sk=1, stride_wse=scalar(self.s1[0].size), stride_wsn=scalar(self.h // 128), stride_wsk=1,
-            stride_os=scalar(rows), UP=True, GATHER=gather, MUL_WEIGHT=False, **how,
+            stride_os=scalar(self.n // 128), UP=True, GATHER=gather, MUL_WEIGHT=False, **how,
         )  # fmt: skip
         self.hidden, self.hidden_scale = np.nan_to_num(out), np.nan_to_num(scale)
         want = np.zeros((rows, self.n))
@@ -98,22 +98,22 @@ class Layer:
             y = (x @ w.T).reshape(len(mine), self.n // 8, 2, 8)
             gate, up = (y[:, :, i].reshape(len(mine), self.n) for i in (0, 1))
             want[mine] = gate / (1 + np.exp(-gate)) * up
-        got = out * np.repeat(scale.T, 128, 1) if self.fp8 else out
+        got = out * np.repeat(scale, 128, 1) if self.fp8 else out
         return got[self.valid], want[self.valid]
 
     def down(self, kernel: Any, **how: Any) -> tuple[Any, Any]:
         """Entries times their router weights, from what `up` left."""
         step = 128 if self.fp8 else 64
-        out, rows = np.full((self.slots, self.h), np.nan, np.float32), self.rows.size
+        out = np.full((self.slots, self.h), np.nan, np.float32)
         self.launch(
             kernel, a_desc=emu.Descriptor(self.hidden, [64, step], self.dtype), a_scale=pointer(self.hidden_scale),
             w_desc=emu.Descriptor(self.w2.reshape(-1, self.n), [128 if self.fp8 else 256, step], self.dtype),
             w_scale=pointer(self.s2), out=pointer(out, emu.Dtype("bf16")), weight=pointer(self.weight),
-            N=scalar(self.h), K=scalar(self.n), stride_sm=1, stride_sk=scalar(rows),
+            N=scalar(self.h), K=scalar(self.n), stride_sm=scalar(self.n // 128), stride_sk=1,
             stride_wse=scalar(self.s2[0].size), stride_wsn=scalar(self.s2.shape[2]), stride_wsk=1,
             stride_out=scalar(self.h), UP=False, GATHER=False, MUL_WEIGHT=True, **how,
         )  # fmt: skip
-        hidden = self.hidden * (np.repeat(self.hidden_scale.T, 128, 1) if self.fp8 else 1.0)
+        hidden = self.hidden * (np.repeat(self.hidden_scale, 128, 1) if self.fp8 else 1.0)
         want = np.zeros_like(out, np.float64)
         for e in range(self.e):
             mine = np.flatnonzero((self.owner == e) & self.valid)

@@ -114,7 +114,7 @@ def up_projection(
     xq, xs, xs_m = _quantize_input(x, e, inline, overlaps(config, x))
     if _large.fits(e, config, x) and not weight_on_input:
         values, scales = _large.up(xq, xs, e, topk, alignment, rows, config)
-        return Rows(values, scales, (1, rows) if scales is not None else (0, 0))
+        return Rows(values, scales, (scales.stride(0), 1) if scales is not None else (0, 0))
     out = torch.empty(rows, n2 // 2, dtype=e.w1.dtype if tiles else x.dtype, device=x.device)
     scale = torch.empty(e.padded // BLOCK_K, rows, dtype=torch.float32, device=x.device) if tiles else None
     tma = _tma(config, e.w1)

@@ -41,18 +41,18 @@ def fits(e: PreparedExperts, config: Mapping[str, Any], x: torch.Tensor) -> bool
 
 def up(x: torch.Tensor, scale: torch.Tensor | None, e: PreparedExperts, topk: int, alignment: Alignment, rows: int,
        config: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """Activated rows [rows, N] in sorted order, bf16; for FP8 quantised, with scales [N / 128, rows].
+    """Activated rows [rows, N] in sorted order, bf16; for FP8 quantised, with scales [rows, N / 128].
 
     x: [tokens, H] bf16, or FP8 with `scale` [tokens, H / 128].
     """
     fp8 = scale is not None
     out = torch.empty(rows, e.padded, dtype=e.w1.dtype if fp8 else x.dtype, device=x.device)
-    scales = torch.empty(e.padded // BLOCK_K, rows, dtype=torch.float32, device=x.device) if fp8 else None
+    scales = torch.empty(rows, e.padded // BLOCK_K, dtype=torch.float32, device=x.device) if fp8 else None
     columns = BLOCK_N // 2 // (2 if fp8 else 1)
     tokens = x.shape[0]
     _launch(
         config, rows, e.w1, x, None, scale, e.w1_scale, _tiles(out, 64, columns), None, scales, None, alignment,
-        tokens * topk, (scale.stride(0), 1) if scale is not None else (0, 0), (0, rows), topk, True, True,
+        tokens * topk, (scale.stride(0), 1) if scale is not None else (0, 0), (0, e.padded // BLOCK_K), topk, True, True,
     )  # fmt: skip
     return out, scales
 

@@ -210,29 +210,33 @@ def _scaled_sum(a_bufs, w_bufs, full, empty, index, phase, steps, a_scale, from_
                 layout: gl.constexpr):  # fmt: skip
     """The two halves of a tile, [64, 128] each, with block scales applied to every k-step.
 
-    Accumulators and partial sums take 192 registers, so scales are loaded when they are needed, behind the matrix
-    unit's back: a row's scales lie side by side, and all but the first come from the nearest cache. The weights' two
+    Scales are asked for a k-step ahead; a row's lie side by side, so most come from the nearest cache. The weights' two
     blocks are gate and up, or the two halves.
     """
     acc0 = gl.zeros([ROWS, COLS // 2], gl.float32, layout)
     acc1 = gl.zeros([ROWS, COLS // 2], gl.float32, layout)
     zero = gl.zeros([ROWS, COLS // 2], gl.float32, layout)
     even = gl.arange(0, COLS // 2, layout=gl.SliceLayout(0, layout)) // 8 % 2 == 0
+    more = steps > 0
+    s = gl.load(a_scale + from_s, mask=more, other=0.0)
+    w0 = gl.load(from_w, mask=more, other=0.0)
+    w1 = gl.load(next_w, mask=more, other=0.0)
     for step in range(steps):
         a = a_bufs.index(index * 2 + HALF)
         mbarrier.wait(full.index(index * 2), phase)
         if FENCE:
             fence_async_shared()
         part = warpgroup_mma(a, w_bufs.index(index * 2).permute((1, 0)), zero, use_acc=False, is_async=True)
-        s = gl.load(a_scale + step * stride_sk + from_s)
-        w0 = gl.load(from_w + step * stride_wsk)
-        w1 = gl.load(next_w + step * stride_wsk)
         if UP:
             f0 = s[:, None] * gl.where(even, w0, w1)[None, :]
             f1 = f0
         else:
             f0 = (s * w0)[:, None]
             f1 = (s * w1)[:, None]
+        more = step + 1 < steps
+        s = gl.load(a_scale + (step + 1) * stride_sk + from_s, mask=more, other=0.0)
+        w0 = gl.load(from_w + (step + 1) * stride_wsk, mask=more, other=0.0)
+        w1 = gl.load(next_w + (step + 1) * stride_wsk, mask=more, other=0.0)
         part = warpgroup_mma_wait(0, deps=[part])
         acc0 = _settled(acc0 + part * f0)
         mbarrier.wait(full.index(index * 2 + 1), phase)
@@ -307,7 +311,7 @@ def _up_quantised(acc0, acc1, out_desc, out_scale, staged, m, n, stride_os, HALF
     tma.async_copy_shared_to_global(out_desc, [row, n * 2 * half], staged.index(HALF * 2))
     tma.async_copy_shared_to_global(out_desc, [row, n * 2 * half + half], staged.index(HALF * 2 + 1))
     rows = row + gl.arange(0, ROWS, layout=scale.type.layout)
-    gl.store(out_scale + n * stride_os + rows, scale)
+    gl.store(out_scale + n + rows * stride_os, scale)
 
 
 @gluon.jit
