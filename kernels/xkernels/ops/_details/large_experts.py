@@ -52,7 +52,8 @@ def up(x: torch.Tensor, scale: torch.Tensor | None, e: PreparedExperts, topk: in
     tokens = x.shape[0]
     _launch(
         config, rows, e.w1, x, None, scale, e.w1_scale, _tiles(out, 64, columns), None, scales, None, alignment,
-        tokens * topk, (scale.stride(0), 1) if scale is not None else (0, 0), (0, e.padded // BLOCK_K), topk, True, True,
+        tokens * topk, (scale.stride(0), 1) if scale is not None else (0, 0), (0, e.padded // BLOCK_K), topk, True,
+        True,
     )  # fmt: skip
     return out, scales
 

@@ -269,7 +269,7 @@ def _quantised(x, scale, dtype: gl.constexpr):
 
 
 @gluon.jit
-def _store_rows(acc, out, slot, weight, n0, N, num_valid, stride_out, WIDTH: gl.constexpr, MUL_WEIGHT: gl.constexpr):
+def _store_rows(acc, out, slot, factor, n0, N, num_valid, stride_out, WIDTH: gl.constexpr, MUL_WEIGHT: gl.constexpr):
     """Scatter [64, WIDTH] to the entries' rows, 16 bytes a thread; a warp keeps its rows, so nothing leaves it."""
     wide: gl.constexpr = gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [0, 4], [0, 32], [0, 64], [8, 0]] + ([[0, 128]] if WIDTH == 256 else []),
@@ -277,7 +277,7 @@ def _store_rows(acc, out, slot, weight, n0, N, num_valid, stride_out, WIDTH: gl.
         shape=[ROWS, WIDTH],
     )  # fmt: skip
     if MUL_WEIGHT:
-        acc *= gl.load(weight + slot, mask=slot < num_valid, other=0.0)[:, None]
+        acc *= factor[:, None]
     values = gl.convert_layout(acc.to(out.dtype.element_ty), wide)
     row = gl.convert_layout(slot, gl.SliceLayout(1, wide))
     cols = n0 + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, wide))
@@ -315,6 +315,31 @@ def _up_quantised(acc0, acc1, out_desc, out_scale, staged, m, n, stride_os, HALF
 
 
 @gluon.jit
+def _parts(word):
+    """Block of rows, block of columns and expert of a tile's word."""
+    return ((word >> 12) & 0xFFFFF).to(gl.int32), ((word >> 1) & 0x7FF).to(gl.int32), (word >> 32).to(gl.int32)
+
+
+@gluon.jit
+def _entries(word, sorted_ids, HALF: gl.constexpr, NEEDED: gl.constexpr, layout: gl.constexpr):
+    """Entries of a group's rows of a tile, asked for before it begins; anything where nobody needs them."""
+    slot = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    if NEEDED:
+        m, _, _ = _parts(word)
+        slot = gl.load(sorted_ids + m * 2 * ROWS + HALF * ROWS + slot, mask=word >= 0, other=0)
+    return slot
+
+
+@gluon.jit
+def _weights_of(slot, weight, num_valid, MUL_WEIGHT: gl.constexpr):
+    """Router weights of entries, if the kernel multiplies by them."""
+    factor = slot.to(gl.float32)
+    if MUL_WEIGHT:
+        factor = gl.load(weight + slot, mask=slot < num_valid, other=0.0)
+    return factor
+
+
+@gluon.jit
 def _compute(a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_bufs, w_bufs, full, empty, words, ready,
              free, staged, num_valid, N, K, stride_sm, stride_sk, stride_wse, stride_wsn, stride_wsk, stride_out,
              stride_os, HALF: gl.constexpr, TOPK: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
@@ -327,11 +352,10 @@ def _compute(a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_b
     )
     index, phase, turn = 0, 0, 0
     word = _take(words, ready, free, turn, 4)
+    slot = _entries(word, sorted_ids, HALF, FP8 or not UP, layout)
     while word >= 0:
         turn += 1
-        m = ((word >> 12) & 0xFFFFF).to(gl.int32)
-        n = ((word >> 1) & 0x7FF).to(gl.int32)
-        expert = (word >> 32).to(gl.int32)
+        m, n, expert = _parts(word)
         steps = gl.where(expert == NOBODY, 0, (K + BLOCK_K - 1) // BLOCK_K)
         if HALF == 1 and LEAD > 0:
             if turn == 1 and steps > LEAD:
@@ -341,36 +365,39 @@ def _compute(a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_b
                 mbarrier.wait(full.index(index * (2 if FP8 else 1)), phase)
                 mbarrier.arrive(empty.index(index), count=1)
                 index, phase = _advance(index, phase, STAGES)
+            word = _take(words, ready, free, turn, 4)
+            slot = _entries(word, sorted_ids, HALF, FP8 or not UP, layout)
+        elif FP8:
+            owner = m * 2 * ROWS + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+            if UP:
+                owner = gl.where(slot < num_valid, slot // TOPK, 0)
+            factor = _weights_of(slot, weight, num_valid, MUL_WEIGHT)
+            # gate and up blocks of 128 columns alternate in 8s; a down tile spans two blocks of 128 rows
+            at_w = w_scale + expert.to(gl.int64) * stride_wse
+            block = n * (COLS // 8) if UP else n * 2
+            other = block + 1 if UP else gl.minimum(block + 1, (N + 127) // 128 - 1)
+            acc0, acc1, index, phase = _scaled_sum(a_bufs, w_bufs, full, empty, index, phase, steps, a_scale,
+                                                   owner * stride_sm, at_w + block * stride_wsn,
+                                                   at_w + other * stride_wsn, stride_sk, stride_wsk, UP, HALF, STAGES,
+                                                   FENCE, layout)  # fmt: skip
+            word = _take(words, ready, free, turn, 4)
+            next_slot = _entries(word, sorted_ids, HALF, FP8 or not UP, layout)
+            if UP:
+                _up_quantised(acc0, acc1, out_desc, out_scale, staged, m, n, stride_os, HALF)
+            else:
+                _store_rows(acc0, out, slot, factor, n * COLS, N, num_valid, stride_out, WIDTH, MUL_WEIGHT)
+                _store_rows(acc1, out, slot, factor, n * COLS + WIDTH, N, num_valid, stride_out, WIDTH, MUL_WEIGHT)
+            slot = next_slot
         else:
-            rows = m * 2 * ROWS + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
-            if FP8:
-                owner = rows
-                if UP:
-                    slot = gl.load(sorted_ids + rows)
-                    owner = gl.where(slot < num_valid, slot // TOPK, 0)
-                # gate and up blocks of 128 columns alternate in 8s; a down tile spans two blocks of 128 rows
-                at_w = w_scale + expert.to(gl.int64) * stride_wse
-                block = n * (COLS // 8) if UP else n * 2
-                other = block + 1 if UP else gl.minimum(block + 1, (N + 127) // 128 - 1)
-                acc0, acc1, index, phase = _scaled_sum(a_bufs, w_bufs, full, empty, index, phase, steps, a_scale,
-                                                       owner * stride_sm, at_w + block * stride_wsn,
-                                                       at_w + other * stride_wsn, stride_sk, stride_wsk, UP, HALF,
-                                                       STAGES, FENCE, layout)  # fmt: skip
-                if UP:
-                    _up_quantised(acc0, acc1, out_desc, out_scale, staged, m, n, stride_os, HALF)
-                else:
-                    slot = gl.load(sorted_ids + rows)
-                    _store_rows(acc0, out, slot, weight, n * COLS, N, num_valid, stride_out, WIDTH, MUL_WEIGHT)
-                    _store_rows(acc1, out, slot, weight, n * COLS + WIDTH, N, num_valid, stride_out, WIDTH,
-                                MUL_WEIGHT)  # fmt: skip
-            elif UP:
-                acc, index, phase = _sum(a_bufs, w_bufs, full, empty, index, phase, steps, HALF, STAGES, FENCE, layout)
+            factor = _weights_of(slot, weight, num_valid, MUL_WEIGHT)
+            acc, index, phase = _sum(a_bufs, w_bufs, full, empty, index, phase, steps, HALF, STAGES, FENCE, layout)
+            word = _take(words, ready, free, turn, 4)
+            next_slot = _entries(word, sorted_ids, HALF, FP8 or not UP, layout)
+            if UP:
                 _up_plain(acc, out_desc, staged, m, n, HALF)
             else:
-                slot = gl.load(sorted_ids + rows)
-                acc, index, phase = _sum(a_bufs, w_bufs, full, empty, index, phase, steps, HALF, STAGES, FENCE, layout)
-                _store_rows(acc, out, slot, weight, n * COLS, N, num_valid, stride_out, WIDTH, MUL_WEIGHT)
-        word = _take(words, ready, free, turn, 4)
+                _store_rows(acc, out, slot, factor, n * COLS, N, num_valid, stride_out, WIDTH, MUL_WEIGHT)
+            slot = next_slot
     if UP:
         tma.store_wait(0)
 
