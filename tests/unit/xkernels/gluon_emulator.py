@@ -182,7 +182,8 @@ class Emulator:
         assert not ((where < 0) | (where >= at.data.size))[mask].any(), "store out of bounds"
         at.data[where[mask]] = x[mask]
 
-    def add(self, at: Pointer, x: int) -> Any:
+    def add(self, at: Pointer, x: int, sem: str = "acq_rel") -> Any:
+        del sem
         with self.atomic:
             old = at.data[int(at.at)]
             at.data[int(at.at)] += x

@@ -150,7 +150,7 @@ def _load(a_desc, a, w_desc, sorted_ids, experts, post, counter, a_bufs, w_bufs,
     total = num_m * num_n
     index, phase, turn = 0, 1, 0
     middle = K // (2 * BLOCK_K) * BLOCK_K
-    tile = gl.atomic_add(counter, 1) if DYNAMIC else gl.program_id(0)
+    tile = gl.atomic_add(counter, 1, sem="relaxed") if DYNAMIC else gl.program_id(0)
     m, n, expert, both = _describe(gl.minimum(tile, total - 1), num_m, num_n, experts, sorted_ids, num_valid, GROUP)
     slot0, slot1 = _slots(sorted_ids, m, GATHER, VEC, HANDS)
     while tile < total:
@@ -164,7 +164,7 @@ def _load(a_desc, a, w_desc, sorted_ids, experts, post, counter, a_bufs, w_bufs,
         index, phase = _issue(0, gl.where(none, 0, middle), a_desc, a, w_desc, a_bufs, w_bufs, full, empty, index,
                               phase, at_w, at_a, both, slot0, slot1, num_valid, stride_am, TOPK, BLOCK_K, STAGES,
                               PARTS, GATHER, HANDS)  # fmt: skip
-        after = gl.atomic_add(counter, 1) if DYNAMIC else tile + gl.num_programs(0)
+        after = gl.atomic_add(counter, 1, sem="relaxed") if DYNAMIC else tile + gl.num_programs(0)
         m, n, expert, next_both = _describe(gl.minimum(after, total - 1), num_m, num_n, experts, sorted_ids, num_valid,
                                             GROUP)  # fmt: skip
         next0, next1 = _slots(sorted_ids, m, GATHER, VEC, HANDS)
