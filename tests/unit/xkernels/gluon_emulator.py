@@ -287,19 +287,29 @@ class Emulator:
         return result
 
     def launch(self, kernel: Any, programs: int, arrivals: int, args: dict[str, Any]) -> None:
-        """Run `kernel` (a Gluon function of a module whose other functions it calls) for each program in turn."""
+        """Run `kernel` for each program in turn; other modules of its package that it calls into come along."""
         self.programs, self.arrivals = programs, arrivals
-        source = kernel.fn.__globals__
-        names: dict[str, Any] = dict(source)
-        names.update(gl=self.gl(), mbarrier=self.mbarrier(), tma=self.tma(), async_copy=self.async_copy(),
-                     fence_async_shared=lambda: None, warpgroup_mma=self.product,
-                     warpgroup_mma_wait=self.product_wait)  # fmt: skip
-        for name, item in source.items():
-            if hasattr(item, "fn") and getattr(item.fn, "__globals__", None) is source:
-                names[name] = types.FunctionType(item.fn.__code__, names, name, item.fn.__defaults__)
-            elif type(item).__name__ == "constexpr":
-                names[name] = item.value
+        language = {
+            "gl": self.gl(), "mbarrier": self.mbarrier(), "tma": self.tma(), "async_copy": self.async_copy(),
+            "fence_async_shared": lambda: None, "warpgroup_mma": self.product, "warpgroup_mma_wait": self.product_wait,
+        }  # fmt: skip
+        run = _rebound(kernel.fn, language, {})
         with np.errstate(all="ignore"):
             for self.pid in range(programs):
-                names[kernel.fn.__name__](**args)
+                run(**args)
         self.pool.shutdown()
+
+
+def _rebound(function: Any, language: dict[str, Any], spaces: dict[int, dict[str, Any]]) -> Any:
+    """A function that sees `language` for Gluon's, and so do the jitted functions it calls; one space per module."""
+    source = function.__globals__
+    names = spaces.get(id(source))
+    if names is None:
+        names = spaces[id(source)] = dict(source)
+        names.update((name, item) for name, item in language.items() if name in source)
+        for name, item in source.items():
+            if isinstance(getattr(item, "fn", None), types.FunctionType):
+                names[name] = _rebound(item.fn, language, spaces)
+            elif type(item).__name__ == "constexpr":
+                names[name] = item.value
+    return types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)

@@ -1,7 +1,9 @@
-"""The warp-specialised grouped GEMM, its parts run as threads: arithmetic, hand-over of stages and tiles, the counter."""
+"""The warp-specialised grouped GEMM, its parts run as threads: arithmetic, hand-over of stages and tiles, counters."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import linecache
 import sys
 import types
@@ -10,22 +12,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-gluon = pytest.importorskip("triton.experimental.gluon.language.nvidia.ampere.async_copy")
+pytest.importorskip("triton.experimental.gluon.language.nvidia.ampere.async_copy")
 
-sys.path.insert(0, str(Path(__file__).parent))
+from xkernels.ops._details import counters, large_gemm, large_load, large_ring, large_store, large_sum
 
-import gluon_emulator as emu
-
-from xkernels.ops._details import large_gemm
+_SPEC = importlib.util.spec_from_file_location("gluon_emulator", Path(__file__).with_name("gluon_emulator.py"))
+assert _SPEC is not None
+assert _SPEC.loader is not None
+emu: Any = importlib.util.module_from_spec(_SPEC)
+sys.modules["gluon_emulator"] = emu
+_SPEC.loader.exec_module(emu)
 
 F32, I32 = emu.Dtype("f32"), emu.Dtype("i32")
 
 
 def aligned(ids: Any, experts: int) -> tuple[Any, Any]:
-    """Sorted entries and the expert of each block of 128."""
+    """Sorted entries and the expert of each block of 128, those of no local expert (-1) first."""
     flat, rows, owners = ids.ravel(), [], []
-    for e in range(experts):
+    for e in range(-1, experts):
         mine = np.flatnonzero(flat == e)
         blocks = -(-len(mine) // 128)
         rows.append(np.concatenate([mine, np.full(blocks * 128 - len(mine), flat.size)]))
@@ -37,18 +43,27 @@ def scalar(x: int) -> Any:
     return emu.value(np.int32(x))
 
 
-def pointer(data: Any, dtype: emu.Dtype = F32) -> emu.Pointer:
+def pointer(data: Any, dtype: Any = F32) -> Any:
     return emu.Pointer(data.reshape(-1), dtype)
 
 
 class Layer:
-    """One random layer and routing, its two projections through the emulator, and both in float64."""
+    """One random layer and routing, its two projections through the emulator, and both in float64.
 
-    def __init__(self, m: int, e: int, topk: int, h: int, n: int, fp8: bool, seed: int) -> None:
+    routing: `uniform`; `filtered`, where a third of the entries belongs to no local expert (-1); `one`, where all
+    tokens choose the same experts and the others stay empty.
+    """
+
+    def __init__(self, m: int, e: int, topk: int, h: int, n: int, fp8: bool, seed: int, routing: str = "uniform",
+                 ) -> None:  # fmt: skip
         rng = self.rng = np.random.default_rng(seed)
         self.m, self.e, self.topk, self.h, self.n, self.fp8 = m, e, topk, h, n, fp8
         self.dtype = emu.Dtype("fp8" if fp8 else "bf16")
         ids = np.stack([rng.permutation(e)[:topk] for _ in range(m)])
+        if routing == "one":
+            ids = np.broadcast_to(np.arange(topk), (m, topk))
+        elif routing == "filtered":
+            ids = np.where(rng.random(ids.shape) < 1 / 3, -1, ids)
         self.rows, self.owners = aligned(ids, e)
         self.slots = m * topk
         self.valid, self.token = self.rows < self.slots, np.minimum(self.rows // topk, m - 1)
@@ -56,11 +71,11 @@ class Layer:
         self.x, self.w1, self.w2 = (
             self.dtype.round(rng.standard_normal(s).astype(np.float32)) for s in ((m, h), (e, 2 * n, h), (e, h, n))
         )
+        deep, across = max(1, h // 128), max(1, n // 128)
         self.xs, gate_up, self.s2 = (
-            rng.uniform(0.5, 2, s).astype(np.float32)
-            for s in ((m, h // 128), (e, max(1, n // 128), 2, h // 128), (e, -(-h // 128), max(1, n // 128)))
+            rng.uniform(0.5, 2, s).astype(np.float32) for s in ((m, deep), (e, across, 2, deep), (e, deep, across))
         )
-        self.s1 = np.repeat(gate_up, 16, 1).reshape(e, -1, h // 128)
+        self.s1 = np.repeat(gate_up, 16, 1).reshape(e, -1, deep)
         self.weight = rng.uniform(0.1, 1, self.slots).astype(np.float32)
         self.counter = np.zeros(1, np.int32)
 
@@ -69,7 +84,8 @@ class Layer:
         every = dict.fromkeys(kernel.arg_names) | {
             "sorted_ids": pointer(self.rows, I32), "experts": pointer(self.owners, I32), "post": pointer(post, I32),
             "counter": pointer(self.counter, I32), "num_valid": scalar(self.slots), "TOPK": self.topk, "GROUP": 16,
-            "BLOCK_K": 128 if self.fp8 else 64, "STAGES": stages, "FP8": self.fp8, "DYNAMIC": dynamic, "FENCE": False, "LEAD": stages - 3, "PDL": False,
+            "BLOCK_K": 128 if self.fp8 else 64, "STAGES": stages, "FP8": self.fp8, "DYNAMIC": dynamic,
+            "FENCE": False, "LEAD": stages - 3, "PDL": False,
         }  # fmt: skip
         emu.Emulator(seed).launch(kernel, programs, 128, every | args)
 
@@ -99,7 +115,7 @@ class Layer:
             gate, up = (y[:, :, i].reshape(len(mine), self.n) for i in (0, 1))
             want[mine] = gate / (1 + np.exp(-gate)) * up
         got = out * np.repeat(scale, 128, 1) if self.fp8 else out
-        return got[self.valid], want[self.valid]
+        return got[self.valid], want[self.valid]  # rows of no expert are zeros in both
 
     def down(self, kernel: Any, **how: Any) -> tuple[Any, Any]:
         """Entries times their router weights, from what `up` left."""
@@ -128,40 +144,69 @@ def error(got: Any, want: Any) -> float:
 
 
 CASES = [
-    # m, experts, topk, H, N, fp8, gather, dynamic, programs, stages
-    (17, 4, 2, 128, 64, False, False, False, 2, 4),
-    (200, 3, 2, 320, 144, False, True, True, 3, 4),
-    (300, 3, 2, 640, 192, False, True, False, 3, 3),
-    (300, 3, 2, 384, 128, True, True, True, 3, 4),
-    (130, 2, 2, 768, 256, True, False, True, 2, 4),
-    (1, 4, 2, 256, 128, True, True, True, 5, 3),
+    # m, experts, topk, H, N, fp8, gather, dynamic, programs, stages, routing
+    (17, 4, 2, 128, 64, False, False, False, 2, 4, "uniform"),
+    (200, 3, 2, 320, 144, False, True, True, 3, 4, "uniform"),
+    (300, 3, 2, 640, 192, False, True, False, 3, 3, "uniform"),
+    (300, 3, 2, 384, 128, True, True, True, 3, 4, "uniform"),
+    (130, 2, 2, 768, 256, True, False, True, 2, 4, "uniform"),
+    (1, 4, 2, 256, 128, True, True, True, 5, 3, "uniform"),
+    (1, 4, 2, 64, 64, False, True, True, 2, 4, "uniform"),
+    (64, 8, 2, 192, 64, False, True, True, 4, 4, "one"),  # every block's second half is empty, six experts too
+    (65, 8, 2, 128, 128, True, True, True, 3, 4, "one"),
+    (128, 4, 1, 128, 64, False, False, True, 3, 3, "one"),  # blocks without padding
+    (150, 3, 2, 192, 64, False, True, True, 3, 4, "filtered"),
+    (150, 3, 2, 128, 128, True, True, True, 2, 4, "filtered"),
 ]
 
 
-@pytest.mark.parametrize(("m", "e", "topk", "h", "n", "fp8", "gather", "dynamic", "programs", "stages"), CASES)
+@pytest.mark.parametrize(("m", "e", "topk", "h", "n", "fp8", "gather", "dynamic", "programs", "stages", "routing"),
+                         CASES)  # fmt: skip
 def test_both_projections_against_float64(
-    m: int, e: int, topk: int, h: int, n: int, fp8: bool, gather: bool, dynamic: bool, programs: int, stages: int
-) -> None:
-    layer = Layer(m, e, topk, h, n, fp8, seed=m)
+    m: int, e: int, topk: int, h: int, n: int, fp8: bool, gather: bool, dynamic: bool, programs: int, stages: int,
+    routing: str,
+) -> None:  # fmt: skip
+    layer = Layer(m, e, topk, h, n, fp8, seed=m, routing=routing)
     how = {"programs": programs, "dynamic": dynamic, "stages": stages}
     assert error(*layer.up(large_gemm.large_gemm, gather, seed=1, **how)) < (0.03 if fp8 else 0.004)
     assert error(*layer.down(large_gemm.large_gemm, seed=2, **how)) < 0.004
     assert layer.counter[0] == 0
 
 
+def test_nothing_depends_on_who_takes_which_tile() -> None:
+    outs = []
+    for programs, dynamic, seed in ((1, False, 1), (4, True, 2), (3, True, 3)):
+        layer = Layer(100, 3, 2, 128, 64, False, seed=9)
+        layer.up(large_gemm.large_gemm, True, programs=programs, dynamic=dynamic, stages=4, seed=seed)
+        outs.append(layer.down(large_gemm.large_gemm, programs=programs, dynamic=dynamic, stages=4, seed=seed)[0])
+    assert np.array_equal(outs[0], outs[1])
+    assert np.array_equal(outs[0], outs[2])
+
+
+MODULES = (large_ring, large_store, large_sum, large_load, large_gemm)
+
+
+def _copy(module: types.ModuleType, text: str) -> types.ModuleType:
+    """A module of the same package with another text."""
+    name = f"_{module.__name__.rpartition('.')[2]}_{abs(hash(text))}"
+    copy = types.ModuleType(name)
+    copy.__file__ = str(Path(str(module.__file__)).with_name(name + ".py"))
+    linecache.cache[copy.__file__] = (len(text), None, text.splitlines(True), copy.__file__)
+    sys.modules[name] = copy
+    exec(compile(text, copy.__file__, "exec"), copy.__dict__)
+    return copy
+
+
 def mutated(old: str, new: str) -> Any:
-    """The kernel of a copy of the module with one thing changed."""
-    path = Path(large_gemm.__file__)
-    source = path.read_text()
-    assert source.count(old) >= 1
-    copy = Path(path.parent / f"_{abs(hash(new))}.py")
-    module = types.ModuleType(copy.stem)
-    module.__file__ = str(path)
-    text = source.replace(old, new)
-    linecache.cache[str(copy)] = (len(text), None, text.splitlines(True), str(copy))
-    sys.modules[copy.stem] = module
-    exec(compile(text, str(copy), "exec"), module.__dict__)
-    return module.large_gemm
+    """The kernel of a copy of its modules with one thing changed."""
+    texts = {m: Path(str(m.__file__)).read_text(encoding="utf-8") for m in MODULES}
+    assert sum(text.count(old) for text in texts.values()) >= 1
+    names: dict[str, str] = {}
+    for module, text in texts.items():
+        for before, after in names.items():
+            text = text.replace(f"from {before} import", f"from {after} import")
+        names[module.__name__] = _copy(module, text.replace(old, new)).__name__
+    return sys.modules[names[large_gemm.__name__]].large_gemm
 
 
 @pytest.mark.parametrize(
@@ -181,3 +226,48 @@ def test_the_emulator_notices(old: str, new: str, monkeypatch: pytest.MonkeyPatc
     except (AssertionError, TimeoutError):
         return
     assert not error(got, want) < 0.004
+
+
+class Launches:
+    """What counters ask of a device: the current stream, and whether it is being captured."""
+
+    def __init__(self) -> None:
+        self.stream, self.captured, self.waits = 1, False, 0
+
+    def queue(self) -> int:
+        return self.stream
+
+    def capturing(self) -> bool:
+        return self.captured
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+
+def test_launches_that_may_run_at_once_count_in_words_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = Launches()
+    monkeypatch.setattr(counters, "of", lambda tensor: launches)
+    monkeypatch.setattr(counters, "_POOLS", {})
+    monkeypatch.setattr(counters, "_BLOCK", 8)
+    like = torch.empty(3)
+
+    def word() -> int:
+        found = counters.counter(like)
+        assert found.shape == (1,)
+        assert found.dtype == torch.int32
+        assert int(found) == 0
+        kept.append(found)
+        return found.data_ptr()
+
+    kept: list[torch.Tensor] = []
+    first = word()
+    assert word() == first  # one stream: one after the other
+    launches.stream = 2
+    second = word()
+    assert second != first
+    launches.captured = True
+    graph = [word() for _ in range(10)]  # more than are left: those the graph sets to zero itself
+    assert len({first, second, *graph}) == 12
+    launches.captured, launches.stream = False, 1
+    assert word() == first
+    assert launches.waits == 2  # a new block each time: the first one, and what the capture used up

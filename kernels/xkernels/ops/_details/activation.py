@@ -10,26 +10,25 @@ from xkernels.ops._details.common import INTERPRETED, helper, narrow
 try:
     from triton.language.target_info import is_cuda
 except ImportError:  # Triton 3.3, which compiles for Intel
+    is_cuda = None
 
-    @helper
-    def is_cuda():
-        """No: that Triton has no CUDA target here."""
-        return False
+_ASKS_TARGET = tl.constexpr(is_cuda is not None)
 
 
 @helper
 def _sigmoid(x):
     """1 / (1 + exp(-x)) of float32: on CUDA six instructions, where exact limits and subnormals cost another eight."""
-    if INTERPRETED:
-        return 1.0 / (1.0 + tl.exp(-x))
-    if is_cuda():
+    CUDA: tl.constexpr = is_cuda() if _ASKS_TARGET and not INTERPRETED else False
+    if CUDA:
         power = tl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * -1.4426950408889634], dtype=tl.float32, is_pure=True, pack=1
         )
-        return tl.inline_asm_elementwise(
+        out = tl.inline_asm_elementwise(
             "rcp.approx.ftz.f32 $0, $1;", "=f,f", [power + 1.0], dtype=tl.float32, is_pure=True, pack=1
         )
-    return 1.0 / (1.0 + tl.exp(-x))
+    else:
+        out = 1.0 / (1.0 + tl.exp(-x))
+    return out
 
 
 @helper
@@ -43,7 +42,7 @@ def combine_gate(gate, up, ACT: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.con
         gate = tl.minimum(gate, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
         return gate * _sigmoid(gate) * up
-    out = gate / (1.0 + tl.exp(-gate)) if ACT == "exact" else gate * _sigmoid(gate)
+    out = gate * _sigmoid(gate)
     if LIMIT > 0.0:
         out = tl.minimum(out, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)

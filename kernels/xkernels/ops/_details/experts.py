@@ -112,7 +112,7 @@ def up_projection(
     inline = block and _inline_up(config, block_k, x)
     tiles = _quant_tiles(e, config, down or config)
     xq, xs, xs_m = _quantize_input(x, e, inline, overlaps(config, x))
-    if _large.fits(e, config, x) and not weight_on_input:
+    if _large.fits(e, config, x.dtype, x) and not weight_on_input:
         values, scales = _large.up(xq, xs, e, topk, alignment, rows, config)
         return Rows(values, scales, (scales.stride(0), 1) if scales is not None else (0, 0))
     out = torch.empty(rows, n2 // 2, dtype=e.w1.dtype if tiles else x.dtype, device=x.device)
@@ -131,11 +131,10 @@ def up_projection(
         *_scale_strides(e.w1_scale), out.stride(0), rows, TOPK=topk, BLOCK_M=block_m, BLOCK_N=block_n,
         BLOCK_K=block_k, GROUP=int(config.get("GROUP_SIZE_M", 1)), GROUP_N=GROUP, GROUP_K=BLOCK_K, W_TMA=tma,
         EVEN_N=n2 % block_n == 0, EVEN_K=k % block_k == 0, SCHEME=_SCHEMES[e.scheme.kind],
-        SCALES="two" if paired else "each", INLINE=inline,
-        QUANT_OUT=3 if wide else tiles, SWAP=_swap(config),
+        SCALES="two" if paired else "each", INLINE=inline, QUANT_OUT=3 if wide else tiles, SWAP=_swap(config),
         HAS_BIAS=e.b1 is not None, MUL_WEIGHT=weight_on_input, PDL=overlaps(config, x),
         LINES=_lines(config) if block and not inline else 0, FLATTEN=per_unit > 0,
-        **{**e.activation.constexprs(), **({"ACT": "exact"} if config.get("EXACT") else {})}, **options(config, x),
+        **e.activation.constexprs(), **options(config, x),
     )  # fmt: skip
     return Rows(out, scale, (1, rows)) if tiles else Rows(out)
 
@@ -157,7 +156,7 @@ def down_projection(
     block = e.scheme.kind == "fp8_block"
     inline = block and hidden.scale is None and _inline(config, block_k)
     hidden = _quantize_rows(hidden, e, alignment, inline, overlaps(config, weights))
-    if _large.fits(e, config, weights.new_empty(0, dtype=dtype)):
+    if _large.fits(e, config, dtype, weights):
         return _large.down(hidden.values, hidden.scale, hidden.scale_strides, e, weights, alignment, config,
                            not weight_on_input, dtype)  # fmt: skip
     out = torch.empty(tokens, topk, n, dtype=dtype, device=weights.device)

@@ -22,18 +22,11 @@ import triton
 import triton.language as tl
 
 from xkernels.ops._details.activation import combine_gate
-from xkernels.ops._details.common import INTERPRETED, helper, matmul_add, narrow, swizzle
-from xkernels.ops._details.mxfp4 import unpack
+from xkernels.ops._details.common import helper, matmul_add, narrow, swizzle
+from xkernels.ops._details.expert_tiles import block_scales, pair, weight_tile
 from xkernels.ops._details.pdl import launch_dependents, prefetch, wait_dependencies
 from xkernels.ops._details.quant import quant_pair, quant_rows
-
-
-@helper
-def _pair(acc, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Gate and up [ROWS, COLS / 2] out of [ROWS, COLS] interleaved in groups of eight columns."""
-    groups = tl.reshape(acc, (ROWS, COLS // 16, 2, 8))
-    gate, up = tl.split(tl.permute(groups, (0, 1, 3, 2)))
-    return tl.reshape(gate, (ROWS, COLS // 2)), tl.reshape(up, (ROWS, COLS // 2))
+from xkernels.ops._details.wide_gemm import up_both
 
 
 @helper
@@ -64,53 +57,6 @@ def _own_tile(tile, post, experts, sorted_ids, num_n, num_valid, BLOCK_M: tl.con
     first = tl.load(sorted_ids + pid_m * BLOCK_M)
     used = (tile < num_m * num_n) & (first < num_valid)
     return pid_m, pid_n, tl.where(used, expert, -2)
-
-
-@helper
-def _weights(w, w_scale, expert, n0, k, N, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N: tl.constexpr,
-             BLOCK_K: tl.constexpr, W_TMA: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
-             SCHEME: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
-    """Weight tile [BLOCK_N, BLOCK_K] of one expert."""
-    PACK: tl.constexpr = 2 if SCHEME == "mxfp4" else 1
-    rows = n0 + tl.arange(0, BLOCK_N)
-    if W_TMA:
-        tile = w.load([(expert * N).to(tl.int32) + n0, k // PACK])
-    else:
-        ks = tl.arange(0, BLOCK_K // PACK)
-        at = w + expert * stride_we + rows.to(tl.int64)[:, None] * stride_wn + k // PACK + ks[None, :]
-        if EVEN_N and EVEN_K:
-            tile = tl.load(at)
-        elif EVEN_K:
-            tile = tl.load(at, mask=(rows < N)[:, None], other=0.0)
-        else:
-            tile = tl.load(at, mask=(rows < N)[:, None] & (ks < (K - k) // PACK)[None, :], other=0.0)
-    if SCHEME == "mxfp4":
-        groups = tl.arange(0, BLOCK_K // 32)
-        at = w_scale + expert * stride_wse + rows[:, None] * stride_wsn + k // 32 + groups[None, :]
-        mask = (rows < N)[:, None] & (groups < (K - k) // 32)[None, :]
-        tile = unpack(tile, tl.load(at, mask=mask, other=0), dtype, BLOCK_N, BLOCK_K)
-    return tile
-
-
-@helper
-def _block_scales(scale, n0, k, K, stride_n, stride_k, BLOCK_N: tl.constexpr, GROUP_N: tl.constexpr,
-                  GROUP_K: tl.constexpr, SCALES: tl.constexpr):  # fmt: skip
-    """Weight scales of one k-block for the tile's rows.
-
-    SCALES: `one` (the tile lies in one block of rows), `two` (gate rows have one scale and up rows the next) or `each`.
-    """
-    at = scale + (k // GROUP_K) * stride_k
-    ok = k < K
-    if SCALES == "one":
-        s = tl.zeros([BLOCK_N], tl.float32) + tl.load(at + (n0 // GROUP_N) * stride_n, mask=ok, other=0.0)
-    elif SCALES == "two":
-        gate = tl.load(at + (n0 // GROUP_N) * stride_n, mask=ok, other=0.0)
-        up = tl.load(at + (n0 // GROUP_N + 1) * stride_n, mask=ok, other=0.0)
-        s = tl.where(tl.arange(0, BLOCK_N) // 8 % 2 == 0, gate, up)
-    else:
-        rows = n0 + tl.arange(0, BLOCK_N)
-        s = tl.load(at + (rows // GROUP_N) * stride_n, mask=(rows >= 0) & ok, other=0.0)
-    return s
 
 
 @helper
@@ -148,8 +94,8 @@ def _up_result(pid_m, n0, expert, x, x_scale, w, w_scale, bias, weight, sorted_i
     s = valid
     ws = valid
     if SCHEME == "block":
-        ws = _block_scales(w_scale + expert * stride_wse, n0, 0, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
-                           GROUP_K, SCALES)  # fmt: skip
+        ws = block_scales(w_scale + expert * stride_wse, n0, 0, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N, GROUP_K,
+                          SCALES)  # fmt: skip
         if not INLINE:
             s = tl.load(x_scale + token * stride_xsm, mask=valid, other=0.0)
     for step in range(steps):
@@ -159,13 +105,13 @@ def _up_result(pid_m, n0, expert, x, x_scale, w, w_scale, bias, weight, sorted_i
             a = tl.load(at, mask=valid[:, None], other=0.0)
         else:
             a = tl.load(at, mask=valid[:, None] & (ks < K - k)[None, :], other=0.0)
-        b = _weights(w, w_scale, expert, n0, k, N2, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N,
-                     BLOCK_K, W_TMA, EVEN_N, EVEN_K, SCHEME, dtype)  # fmt: skip
+        b = weight_tile(w, w_scale, expert, n0, k, N2, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N,
+                        BLOCK_K, W_TMA, EVEN_N, EVEN_K, SCHEME, dtype)  # fmt: skip
         acc = _step(acc, a, b, s, ws, dtype, SCHEME, INLINE, SWAP)
         if SCHEME == "block":
             k += BLOCK_K
-            ws = _block_scales(w_scale + expert * stride_wse, n0, k, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
-                               GROUP_K, SCALES)  # fmt: skip
+            ws = block_scales(w_scale + expert * stride_wse, n0, k, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
+                              GROUP_K, SCALES)  # fmt: skip
             if not INLINE:
                 s = tl.load(x_scale + token * stride_xsm + k // GROUP_K, mask=valid & (k < K), other=0.0)
     acc = tl.trans(acc) if SWAP else acc
@@ -177,52 +123,8 @@ def _up_result(pid_m, n0, expert, x, x_scale, w, w_scale, bias, weight, sorted_i
         acc *= tl.load(weight + slot, mask=valid, other=0.0)[:, None]
     if HAS_BIAS:
         acc += tl.load(bias + expert * N2 + cols, mask=cols < N2, other=0.0).to(tl.float32)[None, :]
-    gate, up = _pair(acc, BLOCK_M, BLOCK_N)
+    gate, up = pair(acc, BLOCK_M, BLOCK_N)
     return combine_gate(gate, up, ACT, ALPHA, LIMIT)
-
-
-@helper
-def _settled(x):
-    """x, computed before what follows: else its sum waits for the next product, in registers that nobody has."""
-    if INTERPRETED:
-        return x
-    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=False, pack=1)
-
-
-@helper
-def _up_both(pid_m, n0, expert, x, x_scale, w, w_scale, sorted_ids, num_valid, N2, K, stride_xm, stride_xk, stride_xsm,
-             stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, TOPK: tl.constexpr, BLOCK_M: tl.constexpr,
-             BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_N: tl.constexpr, GROUP_K: tl.constexpr,
-             W_TMA: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, ACT: tl.constexpr, ALPHA: tl.constexpr,
-             LIMIT: tl.constexpr):  # fmt: skip
-    """`_up_result` of two neighbouring tiles of block FP8 at once: every tile of rows is fetched once for both."""
-    ks = tl.arange(0, BLOCK_K)
-    dtype: tl.constexpr = x.dtype.element_ty
-    slot = tl.load(sorted_ids + pid_m * BLOCK_M + tl.arange(0, BLOCK_M))
-    valid = slot < num_valid
-    token = (slot // TOPK).to(tl.int64)
-    first = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
-    second = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
-    scales = w_scale + expert * stride_wse
-    ws = _block_scales(scales, n0, 0, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N, GROUP_K, "two")
-    s = tl.load(x_scale + token * stride_xsm, mask=valid, other=0.0)
-    for step in range((K + BLOCK_K - 1) // BLOCK_K):
-        k = step * BLOCK_K
-        a = tl.load(x + token[:, None] * stride_xm + (k + ks)[None, :] * stride_xk,
-                    mask=valid[:, None] & (ks < K - k)[None, :], other=0.0)  # fmt: skip
-        b = _weights(w, w_scale, expert, n0, k, N2, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N, BLOCK_K,
-                     W_TMA, EVEN_N, EVEN_K, "block", dtype)  # fmt: skip
-        c = _weights(w, w_scale, expert, n0 + BLOCK_N, k, N2, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N,
-                     BLOCK_K, W_TMA, EVEN_N, EVEN_K, "block", dtype)  # fmt: skip
-        factor = s[:, None] * ws[None, :]
-        first = _settled(first + tl.dot(a, tl.trans(b)) * factor)
-        second += tl.dot(a, tl.trans(c)) * factor
-        k += BLOCK_K
-        ws = _block_scales(scales, n0, k, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N, GROUP_K, "two")
-        s = tl.load(x_scale + token * stride_xsm + k // GROUP_K, mask=valid & (k < K), other=0.0)
-    gate, up = _pair(first, BLOCK_M, BLOCK_N)
-    gate2, up2 = _pair(second, BLOCK_M, BLOCK_N)
-    return combine_gate(gate, up, ACT, ALPHA, LIMIT), combine_gate(gate2, up2, ACT, ALPHA, LIMIT)
 
 
 @helper
@@ -242,10 +144,10 @@ def _up_tile(pid_m, pid_n, expert, x, x_scale, w, w_scale, bias, out, out_scale,
     at = out + rows.to(tl.int64)[:, None] * stride_out + (n0 // 2 + cols)[None, :]
     mask = (n0 // 2 + cols < N2 // 2)[None, :]
     if QUANT_OUT == 3:
-        result, second = _up_both(pid_m, n0, expert, x, x_scale, w, w_scale, sorted_ids, num_valid, N2, K, stride_xm,
-                                  stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, TOPK,
-                                  BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA, EVEN_N, EVEN_K, ACT, ALPHA,
-                                  LIMIT)  # fmt: skip
+        result, second = up_both(pid_m, n0, expert, x, x_scale, w, w_scale, sorted_ids, num_valid, N2, K, stride_xm,
+                                 stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, TOPK,
+                                 BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA, EVEN_N, EVEN_K, ACT, ALPHA,
+                                 LIMIT)  # fmt: skip
     else:
         result = _up_result(pid_m, n0, expert, x, x_scale, w, w_scale, bias, weight, sorted_ids, num_valid, N2, K,
                             stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk,
@@ -341,8 +243,8 @@ def _down_tile(pid_m, pid_n, expert, h, h_scale, w, w_scale, bias, out, weight, 
     s = row
     ws = row
     if SCHEME == "block":
-        ws = _block_scales(w_scale + expert * stride_wse, n0, 0, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
-                           GROUP_K, SCALES)  # fmt: skip
+        ws = block_scales(w_scale + expert * stride_wse, n0, 0, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N, GROUP_K,
+                          SCALES)  # fmt: skip
         if not INLINE:
             s = tl.load(h_scale + row * stride_hsm)
     for step in range(steps):
@@ -353,13 +255,13 @@ def _down_tile(pid_m, pid_n, expert, h, h_scale, w, w_scale, bias, out, weight, 
             a = tl.load(h + row[:, None] * stride_h + (k + ks)[None, :])
         else:
             a = tl.load(h + row[:, None] * stride_h + (k + ks)[None, :], mask=(ks < K - k)[None, :], other=0.0)
-        b = _weights(w, w_scale, expert, n0, k, N, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N,
-                     BLOCK_K, W_TMA, EVEN_N, EVEN_K, SCHEME, dtype)  # fmt: skip
+        b = weight_tile(w, w_scale, expert, n0, k, N, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N, BLOCK_K,
+                        W_TMA, EVEN_N, EVEN_K, SCHEME, dtype)  # fmt: skip
         acc = _step(acc, a, b, s, ws, dtype, SCHEME, INLINE, SWAP)
         if SCHEME == "block":
             k += BLOCK_K
-            ws = _block_scales(w_scale + expert * stride_wse, n0, k, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
-                               GROUP_K, SCALES)  # fmt: skip
+            ws = block_scales(w_scale + expert * stride_wse, n0, k, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
+                              GROUP_K, SCALES)  # fmt: skip
             if not INLINE:
                 s = tl.load(h_scale + row * stride_hsm + (k // GROUP_K) * stride_hsk, mask=(row >= 0) & (k < K),
                             other=0.0)  # fmt: skip
