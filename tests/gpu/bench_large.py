@@ -1,9 +1,10 @@
-"""Variants of the expert GEMMs for many rows, each in a process with a deadline: errors first, then times in turns.
+"""Variants of the expert GEMMs for many rows beside the present kernels and SGLang's: right first, then times in turns.
 
     PYTHONPATH=.:kernels python tests/gpu/bench_large.py --out large.json
 
-A variant that hangs or is wrong costs its own process only. What is compared: the pair of configs that docs/results
-names for this kernel and for SGLang's at a batch size, and the variant. All calls run in device graphs as in bench_moe.
+Stages, each in children with a deadline per step: compile everything at once; check every variant (errors, bits); time
+what is right, all of it in turns, most interesting first; experiments on few rows in FP8; the sigmoid. A child that
+dies or hangs costs the variant that it was at, and the rest goes on without it. Lines are written to --out as they come.
 """
 
 from __future__ import annotations
@@ -12,276 +13,217 @@ import argparse
 import json
 import multiprocessing
 import os
-import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-LARGE = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 16, "num_warps": 8,
-         "num_stages": 4, "USE_TMA": True, "LARGE": True}  # fmt: skip
-_F8 = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 16, "num_warps": 4,
-       "num_stages": 4, "USE_TMA": True}  # fmt: skip
-_L8 = {**LARGE, "BLOCK_SIZE_K": 128}
-# variant -> mode, up config, down config; the first ones matter most
-VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "large": ("bf16", LARGE, LARGE),
-    "large8": ("fp8", _L8, _L8),
-    "wide 2": ("fp8", {**_F8, "num_stages": 2, "WIDE": True}, _F8),
-    "exact": ("bf16", {"EXACT": True}, {}),  # the present kernel with the sigmoid of before: added to its own configs
-    "large lead": ("bf16", *[{**LARGE, "LEAD": 1, "PDL": True}] * 2),
-    "large8 lead": ("fp8", *[{**_L8, "LEAD": 2, "PDL": True}] * 2),
-    "large nofence": ("bf16", *[{**LARGE, "FENCE": False}] * 2),
-    "large8 nofence": ("fp8", *[{**_L8, "FENCE": False}] * 2),
-    "large static": ("bf16", *[{**LARGE, "DYNAMIC": False}] * 2),
-    "large8 static": ("fp8", *[{**_L8, "DYNAMIC": False}] * 2),
-    "wide 128": ("fp8", *[{**_F8, "BLOCK_SIZE_M": 128, "num_warps": 8, "WIDE": True}] * 2),
-    "large g8": ("bf16", *[{**LARGE, "GROUP_SIZE_M": 8}] * 2),
-    "large8 g8": ("fp8", *[{**_L8, "GROUP_SIZE_M": 8}] * 2),
-    "exact8": ("fp8", {"EXACT": True}, {}),
-}
-TOKENS = (4096, 1024, 512)
-ROUNDS = 3
+sys.path.insert(0, str(Path(__file__).parent))
+
+import large_variants as v
 
 
-def recorded(mode: str, shape: str, m: int, kernel: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The pair of configs in docs/results of a kernel at a batch size."""
-    rows = json.loads((ROOT / f"docs/results/h200_moe_{mode}.json").read_text())["shapes"][shape]["rows"]
-    row = next(r for r in rows if r["m"] == m)[kernel]
-    return row["up"], row["down"]
+def work() -> list[tuple[bool, str, str, int, Any, Any]]:
+    """(SGLang's, mode, shape, tokens, up, down) of all our kernels that the run launches, each once."""
+    found: list[tuple[bool, str, str, int, Any, Any]] = []
+    for mode in ("bf16", "fp8"):
+        for shape in v.SHAPES:
+            found += [(False, mode, shape, 16, up, down) for up, down in v.variants(mode).values()]
+            for m in v.TOKENS:
+                found.append((False, mode, shape, 16, *v.recorded(mode, shape, m, "ours")))
+    for m in v.FEW_TOKENS:
+        up, down = v.recorded("fp8", "E64", m, "ours")
+        found += [(False, "fp8", "E64", 16, {**up, **extra}, down) for extra in v.FEW.values()]
+    return list({json.dumps(w, sort_keys=True): w for w in found}.values())
 
 
-def own(variant: str, shape: str, m: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A variant's pair of configs."""
-    mode, up, down = VARIANTS[variant]
-    base = recorded(mode, shape, m, "ours") if "BLOCK_SIZE_M" not in up else ({}, {})
-    return {**base[0], **up}, {**base[1], **down}
-
-
-def pairs(mode: str, shape: str, m: int, variant: str) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """What is timed beside each other at one batch size."""
-    found = {"present": recorded(mode, shape, m, "ours"), "sglang": recorded(mode, shape, m, "sglang")}
-    return {**found, variant: own(variant, shape, m)}
-
-
-def compile_share(job: tuple[int, int]) -> int:
-    """Compile a share of everything the run launches, launching only what is known to run; how many compiled."""
+def compile_share(job: tuple[int, int]) -> tuple[int, list[str]]:
+    """Compile a share of the work: ours without launching, SGLang's by running it; how many, and what failed."""
     import bench_moe as b
-    from moe_problem import SHAPES, Problem, align
+    from moe_problem import Problem, align
     from triton.runtime.jit import JITFunction
 
     share, shares = job
-    work: list[Any] = []
-    for variant, (mode, *_) in VARIANTS.items():
-        for shape in SHAPES:
-            for m in TOKENS:
-                for name, (up, down) in pairs(mode, shape, m, variant).items():
-                    few = 16 if m <= 512 or name != "sglang" else 1024
-                    work.append((name == "sglang", mode, shape, few, up, down))
-    for shape in SHAPES:
-        for m in (1, 16):
-            up, down = recorded("fp8", shape, m, "ours")
-            work += [(False, "fp8", shape, 16, {**up, "LINES": n}, down) for n in (0, 1, 2, 4)]
-    unique = list({json.dumps(w, sort_keys=True): w for w in work}.values())
-    kernels, problems, done = b.their_kernels(), {}, 0
+    theirs = [
+        (True, mode, shape, few, c, c)
+        for mode in ("bf16", "fp8") for shape in v.SHAPES
+        for c, few in {json.dumps([c, f]): (c, f) for m in v.TOKENS for c in b.configs(mode, min(m, 4096))
+                       for f in [16 if m <= 512 else 1024]}.values()
+    ]  # fmt: skip
+    kernels, done, failed = b.their_kernels(), 0, []
+    problems: dict[tuple[str, str], Any] = {}
     launch = JITFunction.run
-    for theirs, mode, shape, m, up, down in unique[share::shares]:
+    for is_theirs, mode, shape, m, up, down in [*work(), *theirs][share::shares]:
         p = problems.get((mode, shape)) or problems.setdefault((mode, shape), Problem(shape, mode, 1, 2))
         data = p.inputs(m, 0)
         al = align(data[2], up["BLOCK_SIZE_M"], p.E)
-        if not theirs:
-            JITFunction.run = lambda self, *a, **k: launch(self, *a, **{**k, "warmup": True})
         try:
-            call = b.their_call(kernels, p, 0, data, al, up, "chain", down) if theirs else (
-                b.our_call(p, 0, data, al, up, "chain", down))  # fmt: skip
-            call()
+            if is_theirs:
+                b.their_call(kernels, p, 0, data, al, up, "chain", down)()
+            else:
+                JITFunction.run = lambda self, *a, **k: launch(self, *a, **{**k, "warmup": True})
+                b.our_call(p, 0, data, al, up, "chain", down)()
             done += 1
         except Exception as error:
-            print("does not compile:", mode, up, repr(error)[:300], flush=True)
+            failed.append(f"{mode} {json.dumps(up)}: {error!r}"[:250])
         finally:
             JITFunction.run = launch
-    return done
+    return done, failed
 
 
-def errors(p: Any, shape: str, variant: str) -> dict[str, float]:
-    """Relative errors of the chain against the float32 twin at odd batch sizes and routings."""
-    import bench_moe as b
-    import torch
-    from moe_problem import DEV, align
+class Run:
+    """What the stages share: the clock, and the lines kept so far."""
 
-    from xkernels.ops.fused_experts import fused_experts_reference
+    def __init__(self, seconds: float, out: Path) -> None:
+        self.begin, self.seconds, self.out = time.monotonic(), seconds, out
+        self.lines: list[dict[str, Any]] = []
+        self.lock = threading.Lock()
 
-    up, down = own(variant, shape, TOKENS[0])
-    out = {}
-    for m, kind in ((1, ""), (17, ""), (130, ""), (777, ""), (300, "one"), (300, "few")):
-        x, weights, ids = p.inputs(m, 7)
-        if kind == "one":
-            ids = torch.arange(p.topk, device=ids.device, dtype=torch.int32).expand_as(ids).contiguous()
-        elif kind == "few":
-            ids = (ids % (p.topk + 3)).int()
-        data = (x, weights, ids)
-        ref = fused_experts_reference(x.float(), p.sets[0][1], weights, ids)
-        al = align(ids, up["BLOCK_SIZE_M"], p.E)
-        for _ in range(2):
-            got = b.our_call(p, 0, data, al, up, "chain", down)().float()
-            DEV.synchronize()
-            error = float((got - ref).norm() / ref.norm())
-            out[f"{m}{kind}"] = max(out.get(f"{m}{kind}", 0.0), error if error == error else 9.0)
-    return out
+    def left(self) -> float:
+        """Seconds until everything must be over."""
+        return self.seconds - (time.monotonic() - self.begin)
+
+    def keep(self, line: dict[str, Any]) -> None:
+        """Add a line, write all of them, print the new one."""
+        with self.lock:
+            self.lines.append(line)
+            self.out.write_text(json.dumps(self.lines, indent=1))
+            for text in told(line):
+                print(text, flush=True)
 
 
-def times(p: Any, shape: str, m: int, variant: str) -> dict[str, Any]:
-    """Microseconds of up, down and chain of the three, in turns."""
-    import bench_moe as b
-    from moe_problem import INNER, align
-
-    datas = [p.inputs(m, s) for s in range(INNER)]
-    kernels = b.their_kernels()
-    graphs: dict[tuple[str, str], Any] = {}
-    for name, (up, down) in pairs(p.mode, shape, m, variant).items():
-        als = [align(d[2], up["BLOCK_SIZE_M"], p.E) for d in datas]
-        for part in ("up", "down", "chain"):
-
-            def call(i: int, part: str = part, up: Any = up, down: Any = down, name: str = name, als: Any = als
-                     ) -> Callable[[], Any]:  # fmt: skip
-                if name == "sglang":
-                    return b.their_call(kernels, p, i, datas[i], als[i], up, part, down)
-                return b.our_call(p, i, datas[i], als[i], up, part, down)
-
-            graphs[name, part] = b.captured([call(i) for i in range(INNER)])
-    found: dict[tuple[str, str], list[float]] = {key: [] for key in graphs}
-    for r in range(ROUNDS):
-        for key in list(graphs)[:: 1 if r % 2 == 0 else -1]:
-            found[key].append(b.replay_us(graphs[key], INNER, 4))
-    row: dict[str, Any] = {"m": m, "floor": {part: p.floor_us(m, part) for part in ("up", "down")}}
-    for (name, part), values in found.items():
-        row.setdefault(name, {})[part] = statistics.median(values)
-    row["tflops_up"] = {n: 4e-6 * m * p.topk * p.N * p.H / row[n]["up"] for n in ("present", "sglang", variant)}
-    return row
+def told(line: dict[str, Any]) -> list[str]:
+    """What is printed of a line at once."""
+    stage = line.get("stage")
+    if stage == "check":
+        found = " ".join(f"{n}:{e:.1e}" for n, e in line.get("errors", {}).items())
+        return [f"check {line['mode']:4s} {line['name']:14s} {'right' if line['right'] else 'WRONG'} {found}"
+                f"{line.get('why', '')}"]  # fmt: skip
+    if stage == "times":
+        return v.row_text(line["shape"], line)
+    if stage == "few":
+        rows = " ".join(f"{n} {us['up']:.1f} {line['floor'] / us['up']:.3f} chain {us['chain']:.1f};"
+                        for n, us in line["us"].items())  # fmt: skip
+        return [f"few M={line['m']} floor {line['floor']:.1f} quantising alone {line['quantising']:.1f} | {rows}"]
+    if stage == "exact":
+        return [
+            f"sigmoid {line['mode']} M={line['m']} up: fast {line['us']['fast']:.1f} exact {line['us']['exact']:.1f}"
+        ]
+    return [str(line)[:600]]
 
 
-def child(variant: str) -> None:
-    """Everything of one variant; a JSON line after each step."""
-    from moe_problem import DEV, SHAPES, Problem
+def child(run: Run, stage: str, words: dict[str, Any], step: float) -> tuple[int, str]:
+    """Run a stage's child until it ends or says nothing for `step` seconds; its exit code and what it had begun."""
+    argv = [sys.executable, str(Path(__file__).with_name("large_child.py")), stage, json.dumps(words)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    heard, begun, tail = [time.monotonic()], "", []
 
-    def say(**words: Any) -> None:
-        print("@" + json.dumps({"variant": variant, **words}), flush=True)
+    def watch() -> None:
+        while process.poll() is None:
+            if time.monotonic() - heard[0] > step or run.left() < 4:
+                process.kill()
+                return
+            time.sleep(0.2)
 
-    mode = VARIANTS[variant][0]
-    for shape in SHAPES:
-        p = Problem(shape, mode, 2)
-        found = errors(p, shape, variant)
-        say(shape=shape, errors=found)
-        if max(found.values()) > 0.03:
-            continue
-        for m in TOKENS:
-            say(shape=shape, row=times(p, shape, m, variant))
-        del p
-        DEV.empty_cache()
-
-
-def lines(tokens: tuple[int, ...] = (1, 2, 4, 16)) -> None:
-    """LINES of the FP8 up projection for few tokens: chains with 0 to 4 of them, in turns."""
-    import bench_moe as b
-    from moe_problem import INNER, SHAPES, Problem, align
-
-    for shape in SHAPES:
-        p = Problem(shape, "fp8", 2)
-        for m in tokens:
-            up, down = recorded("fp8", shape, min(m, 1) if m < 16 else 16, "ours")
-            datas = [p.inputs(m, s) for s in range(INNER)]
-            als = [align(d[2], up["BLOCK_SIZE_M"], p.E) for d in datas]
-            graphs = {
-                n: b.captured(
-                    [b.our_call(p, i, datas[i], als[i], {**up, "LINES": n}, "chain", down) for i in range(INNER)]
-                )
-                for n in (0, 1, 2, 4)
-            }
-            found: dict[int, list[float]] = {n: [] for n in graphs}
-            for r in range(6):
-                for n in list(graphs)[:: 1 if r % 2 == 0 else -1]:
-                    found[n].append(b.replay_us(graphs[n], INNER, 8))
-            us = {n: round(statistics.median(v), 2) for n, v in found.items()}
-            print("@" + json.dumps({"variant": "lines", "shape": shape, "m": m, "us": us}), flush=True)
-
-
-def show(line: dict[str, Any]) -> str:
-    """One line of the table."""
-    head = f"{line['variant']:14s} {line.get('shape', ''):5s}"
-    if "errors" in line:
-        return head + " errors " + " ".join(f"{m}:{e:.1e}" for m, e in line["errors"].items())
-    if "row" not in line:
-        return head + " " + str(line)
-    row, name = line["row"], line["variant"]
-    text = head + f" M={row['m']:5d} chain x{row['sglang']['chain'] / row[name]['chain']:.3f}"
-    for part in ("up", "down"):
-        text += f" | {part} " + " ".join(f"{n[:7]} {row[n][part]:.1f}" for n in ("sglang", "present", name))
-        text += f" floor {row['floor'][part] / row[name][part]:.2f}"
-    return text + f" | chain {row['present']['chain']:.1f} -> {row[name]['chain']:.1f}"
-
-
-def run_child(variant: str, limit: float, keep: list[dict[str, Any]], out: Path) -> None:
-    """A variant in a process of its own, killed at its deadline; its lines are kept as they come."""
-    begin = time.monotonic()
-    process = subprocess.Popen([sys.executable, __file__, "--child", variant], stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, text=True)  # fmt: skip
-    timer = threading.Timer(limit, process.kill)
-    timer.start()
-    tail: list[str] = []
+    threading.Thread(target=watch, daemon=True).start()
     assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("@"):
-            keep.append(json.loads(line[1:]))
-            print(show(keep[-1]), flush=True)
-            out.write_text(json.dumps(keep, indent=1))
+    for text in process.stdout:
+        heard[0] = time.monotonic()
+        if not text.startswith("@"):
+            tail = [*tail[-12:], text.rstrip()[:250]]
+            continue
+        line = json.loads(text[1:])
+        if "begin" in line:
+            begun = line["begin"]
         else:
-            tail = [*tail[-14:], line.rstrip()]
+            run.keep(line)
     code = process.wait()
-    timer.cancel()
     if code:
-        keep.append({"variant": variant, "failed": code, "tail": tail})
-        print(f"{variant}: exit {code} after {time.monotonic() - begin:.0f} s", *tail[-6:], sep="\n   ", flush=True)
-        out.write_text(json.dumps(keep, indent=1))
+        run.keep({"stage": "died", "of": stage, "words": words, "at": begun, "code": code, "tail": tail})
+    return code, begun
+
+
+def stubborn(run: Run, stage: str, words: dict[str, Any], step: float, done: Callable[[str], bool]) -> None:
+    """A stage over `names`, started again without what it died at, as long as there is time."""
+    names = list(words["names"])
+    for _ in range(4):
+        names = [name for name in names if not done(name)]
+        if not names or run.left() < 15:
+            return
+        code, at = child(run, stage, {**words, "names": names}, step)
+        if code == 0:
+            return
+        if at in names:
+            names.remove(at)
+
+
+def checks(run: Run) -> dict[str, list[str]]:
+    """Which variants of each mode are right; both modes at once."""
+
+    def one(mode: str) -> None:
+        seen = lambda name: any(x.get("name") == name and x.get("mode") == mode for x in run.lines)  # noqa: E731
+        stubborn(run, "check", {"mode": mode, "names": list(v.variants(mode))}, 40, seen)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(one, ("bf16", "fp8")))
+    good = {(x["mode"], x["name"]) for x in run.lines if x.get("stage") == "check" and x["right"]}
+    return {mode: [name for name in v.variants(mode) if (mode, name) in good] for mode in ("bf16", "fp8")}
+
+
+def timings(run: Run, mode: str, shape: str, right: list[str]) -> None:
+    """One shape's times; without variants still the two kernels that are there."""
+    names, tokens = v.timed(mode, right), list(v.TOKENS)
+    for _ in range(3):
+        tokens = [m for m in tokens if not any(x.get("stage") == "times" and (x["mode"], x["shape"], x["m"]) == (
+            mode, shape, m) for x in run.lines)]  # fmt: skip
+        if not tokens or run.left() < 20:
+            return
+        code, at = child(run, "times", {"mode": mode, "shape": shape, "names": names, "tokens": tokens}, 45)
+        if code == 0:
+            return
+        names = [name for name in names if name != at] if at in names else []
+
+
+def compiled(run: Run, workers: int) -> None:
+    """Everything compiled into the cache, by as many processes; a limit, since what is missing compiles later too."""
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        job = pool.map_async(compile_share, [(i, workers) for i in range(workers)], chunksize=1)
+        try:
+            answers = job.get(130)
+            run.keep({"stage": "compiled", "number": sum(n for n, _ in answers), "seconds": run.seconds - run.left(),
+                      "failed": [f for _, failed in answers for f in failed][:12]})  # fmt: skip
+        except Exception as error:
+            run.keep({"stage": "compiled", "number": -1, "why": repr(error)[:300]})
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--child", choices=[*VARIANTS, "lines"])
     parser.add_argument("--workers", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=390.0, help="when no new variant starts")
-    parser.add_argument("--limit", type=float, default=60.0, help="a variant's deadline")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seconds", type=float, default=380.0, help="when everything is over")
+    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    if args.child:
-        lines() if args.child == "lines" else child(args.child)
-        return 0
-    begin = time.monotonic()
-    keep: list[dict[str, Any]] = []
-    with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
-        job = pool.map_async(compile_share, [(i, args.workers) for i in range(args.workers)], chunksize=1)
-        try:
-            counts = job.get(150)
-        except multiprocessing.TimeoutError:
-            counts = []
-            print("compiling took too long; going on", flush=True)
-    print(f"compiled {sum(counts)} in {time.monotonic() - begin:.0f} s", flush=True)
-    hung = False
-    for variant in (*list(VARIANTS)[:6], "lines", *list(VARIANTS)[6:]):
-        left = args.seconds - (time.monotonic() - begin)
-        if left < 20:
-            print("no time for", variant, flush=True)
-            continue
-        limit = 25.0 if hung and variant.startswith("large") else args.limit
-        run_child(variant, min(limit, left), keep, args.out)
-        hung = hung or keep[-1:] == [] or keep[-1].get("failed") == -9
+    run = Run(args.seconds, args.out)
+    compiled(run, args.workers)
+    right = checks(run)
+    print(
+        {mode: v.timed(mode, names) for mode, names in right.items()}, f"{run.seconds - run.left():.0f} s", flush=True
+    )
+    for shape in v.SHAPES:
+        for mode in ("bf16", "fp8"):
+            timings(run, mode, shape, right[mode])
+        if shape == v.SHAPES[0]:
+            known = lambda name: any(x.get("stage") == "few" and name in x["us"] for x in run.lines)  # noqa: E731
+            stubborn(run, "few", {"names": list(v.FEW)}, 40, known)
+    if run.left() > 25:
+        child(run, "exact", {}, 40)
+    print(f"\n{run.seconds - run.left():.0f} s\n" + "\n".join(v.verdicts(run.lines)), flush=True)
     return 0
 
 
 if __name__ == "__main__":
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
-    sys.path.insert(0, str(Path(__file__).parent))
     raise SystemExit(main())

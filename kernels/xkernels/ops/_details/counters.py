@@ -21,22 +21,23 @@ class _Pool:
     """The words of one device."""
 
     def __init__(self) -> None:
-        self.block = torch.empty(0, dtype=torch.int32)
-        self.used = 0
+        self.blocks: list[torch.Tensor] = []  # all of them are kept: graphs know addresses only
+        self.left = 0
         self.by_queue: dict[int, torch.Tensor] = {}
 
     def next(self) -> torch.Tensor | None:
         """A word that nobody has, None where all are taken."""
-        if self.used == self.block.numel():
+        if not self.left:
             return None
-        self.used += 1
-        return self.block[self.used - 1 : self.used]
+        self.left -= 1
+        return self.blocks[-1][self.left : self.left + 1]
 
     def refill(self, device: torch.device) -> None:
         """New words where half of a block is gone; they are zero for every stream when this returns."""
-        if self.used * 2 >= self.block.numel():
-            self.block, self.used = torch.zeros(_BLOCK, dtype=torch.int32, device=device), 0
-            of(self.block).synchronize()
+        if self.left * 2 <= _BLOCK:
+            self.blocks.append(torch.zeros(_BLOCK, dtype=torch.int32, device=device))
+            self.left = _BLOCK
+            of(self.blocks[-1]).synchronize()
 
 
 def counter(like: torch.Tensor) -> torch.Tensor:

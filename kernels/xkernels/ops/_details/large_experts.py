@@ -48,19 +48,28 @@ def up(x: torch.Tensor, scale: torch.Tensor | None, e: PreparedExperts, topk: in
        config: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """Activated rows [rows, N] in sorted order, bf16; for FP8 quantised, with scales [rows, N / 128].
 
-    x: [tokens, H] bf16, or FP8 with `scale` [tokens, H / 128]; of any strides.
+    x: [tokens, H] bf16, or FP8 with `scale` [tokens, H / 128]; of any strides. GATHER false in a config: rows are
+    copied into sorted order first, and loaded as the down projection loads its.
     """
-    fp8 = scale is not None
+    fp8, gather, tokens = scale is not None, bool(config.get("GATHER", True)), x.shape[0]
+    if not gather:
+        x = _sorted(x, alignment, rows, topk)
     x = x if can_describe(x) else x.contiguous()
     out = torch.empty(rows, e.padded, dtype=e.w1.dtype if fp8 else x.dtype, device=x.device)
     scales = torch.empty(rows, e.padded // BLOCK_K, dtype=torch.float32, device=x.device) if scale is not None else None
     _launch(
-        config, rows, e.w1, e.w1_scale, alignment, x.shape[0] * topk, topk, a=x, stride_am=x.stride(0), a_scale=scale,
+        config, rows, e.w1, e.w1_scale, alignment, tokens * topk, topk, a=x if gather else None,
+        a_desc=None if gather else _tiles(x, 64, _STEPS[e.scheme.kind]), stride_am=x.stride(0), a_scale=scale,
         stride_sm=scale.stride(0) if scale is not None else 0, stride_sk=1,
         out_desc=_tiles(out, 64, BLOCK_N // 4 if fp8 else BLOCK_N // 2), out_scale=scales,
-        stride_os=e.padded // BLOCK_K, UP=True, GATHER=True, MUL_WEIGHT=False,
+        stride_os=e.padded // BLOCK_K, UP=True, GATHER=gather, MUL_WEIGHT=False,
     )  # fmt: skip
     return out, scales
+
+
+def _sorted(x: torch.Tensor, alignment: Alignment, rows: int, topk: int) -> torch.Tensor:
+    """Rows of tokens in sorted order; padding repeats the last token, whatever it computes is not used."""
+    return x[(alignment.sorted_ids[:rows] // topk).clamp_(max=x.shape[0] - 1).long()]
 
 
 def down(rows: torch.Tensor, scale: torch.Tensor | None, scale_strides: tuple[int, int], e: PreparedExperts,
@@ -95,14 +104,17 @@ def _launch(config: Mapping[str, Any], rows: int, w: torch.Tensor, w_scale: torc
     strides = w_scale.stride() if w_scale is not None else (0, 0, 0)
     programs = min(cdiv(rows, BLOCK_M) * cdiv(w.shape[1], BLOCK_N), of(w).limits().units)
     pdl, dynamic = bool(config.get("PDL", False)), bool(config.get("DYNAMIC", True))
+    stages, lead = int(config.get("STAGES", 4)), int(config.get("LEAD", 0))
+    if not 0 <= lead < stages - 1:
+        raise ValueError(f"LEAD must be 0 to STAGES - 2, which is {stages - 2}, not {lead}")
     large_gemm[(programs,)](
         **{**_ABSENT, **arguments}, w_desc=_tiles(w.view(-1, w.shape[2]), 128 if fp8 else BLOCK_N, step),
         w_scale=w_scale, sorted_ids=alignment.sorted_ids, experts=alignment.expert_ids,
         post=alignment.num_post_padded, counter=counter(w) if dynamic else None, num_valid=slots, N=w.shape[1],
         K=w.shape[2], stride_wse=strides[0], stride_wsn=strides[1], stride_wsk=strides[2], TOPK=topk,
-        GROUP=int(config.get("GROUP_SIZE_M", 16)), BLOCK_K=step, STAGES=int(config.get("STAGES", 4)), FP8=fp8,
+        GROUP=int(config.get("GROUP_SIZE_M", 16)), BLOCK_K=step, STAGES=stages, FP8=fp8,
         DYNAMIC=dynamic, FENCE=arguments["GATHER"] and bool(config.get("FENCE", True)),
-        LEAD=int(config.get("LEAD", 0)), PDL=pdl, num_warps=4, maxnreg=168, **({"launch_pdl": True} if pdl else {}),
+        LEAD=lead, PDL=pdl, num_warps=4, maxnreg=168, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
 
 
