@@ -4,7 +4,7 @@
 
 Stages, each in children with a deadline per step: compile everything at once; check every variant (errors, bits); time
 what is right, all of it in turns, most interesting first; experiments on few rows in FP8; the sigmoid. A child that
-dies or hangs costs the variant that it was at, and the rest goes on without it. Lines are written to --out as they come.
+dies or hangs costs the variant that it was at, and the rest goes on without it. Lines are written as they come.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def told(line: dict[str, Any]) -> list[str]:
     stage = line.get("stage")
     if stage == "check":
         found = " ".join(f"{n}:{e:.1e}" for n, e in line.get("errors", {}).items())
-        return [f"check {line['mode']:4s} {line['name']:14s} {'right' if line['right'] else 'WRONG'} {found}"
-                f"{line.get('why', '')}"]  # fmt: skip
+        word = "WRONG" if not line["right"] else "right, BITS DIFFER" if any(line["bits"].values()) else "right"
+        return [f"check {line['mode']:4s} {line['name']:14s} {word} {found} {line.get('why', '')}"]
     if stage == "times":
         return v.row_text(line["shape"], line)
     if stage == "few":
@@ -166,7 +166,7 @@ def checks(run: Run) -> dict[str, list[str]]:
 
     def one(mode: str) -> None:
         seen = lambda name: any(x.get("name") == name and x.get("mode") == mode for x in run.lines)  # noqa: E731
-        stubborn(run, "check", {"mode": mode, "names": list(v.variants(mode))}, 40, seen)
+        stubborn(run, "check", {"mode": mode, "names": ["present", *v.variants(mode)]}, 40, seen)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(one, ("bf16", "fp8")))
