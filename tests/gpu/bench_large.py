@@ -113,6 +113,9 @@ def told(line: dict[str, Any]) -> list[str]:
         return [
             f"sigmoid {line['mode']} M={line['m']} up: fast {line['us']['fast']:.1f} exact {line['us']['exact']:.1f}"
         ]
+    if stage == "died":
+        return [f"died: {line['of']} {line['words'].get('mode', '')} at {line['at']}, code {line['code']}",
+                *(f"    {text}" for text in line["tail"][-4:])]  # fmt: skip
     return [str(line)[:600]]
 
 
@@ -149,8 +152,8 @@ def child(run: Run, stage: str, words: dict[str, Any], step: float) -> tuple[int
 
 def stubborn(run: Run, stage: str, words: dict[str, Any], step: float, done: Callable[[str], bool]) -> None:
     """A stage over `names`, started again without what it died at, as long as there is time."""
-    names = list(words["names"])
-    for _ in range(4):
+    names, lost = list(words["names"]), 0
+    while lost < 2:
         names = [name for name in names if not done(name)]
         if not names or run.left() < 15:
             return
@@ -159,6 +162,8 @@ def stubborn(run: Run, stage: str, words: dict[str, Any], step: float, done: Cal
             return
         if at in names:
             names.remove(at)
+        else:
+            lost += 1
 
 
 def checks(run: Run) -> dict[str, list[str]]:
