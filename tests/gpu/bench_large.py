@@ -4,7 +4,8 @@
 
 Stages, each in children with a deadline per step: compile everything at once; check every variant (errors, bits); time
 what is right, all of it in turns, most interesting first; experiments on few rows in FP8; the sigmoid. A child that
-dies or hangs costs the variant that it was at, and the rest goes on without it. Lines are written as they come.
+dies or hangs costs the variant that it was at, and the rest goes on without it. Lines are written as they come; beside
+--out, a .txt has every part of every kernel.
 """
 
 from __future__ import annotations
@@ -92,6 +93,9 @@ class Run:
         with self.lock:
             self.lines.append(line)
             self.out.write_text(json.dumps(self.lines, indent=1))
+            if line.get("stage") == "times":
+                with self.out.with_suffix(".txt").open("a") as table:
+                    table.write("\n".join(v.row_text(line)) + "\n")
             for text in told(line):
                 print(text, flush=True)
 
@@ -100,11 +104,13 @@ def told(line: dict[str, Any]) -> list[str]:
     """What is printed of a line at once."""
     stage = line.get("stage")
     if stage == "check":
-        found = " ".join(f"{n}:{e:.1e}" for n, e in line.get("errors", {}).items())
+        worst = max(line.get("errors", {"": 0.0}).items(), key=lambda pair: pair[1])
+        found = f"worst {worst[1]:.1e} ({worst[0]}) " + " ".join(n for n, b in line.get("bits", {}).items() if b)
         word = "WRONG" if not line["right"] else "right, BITS DIFFER" if any(line["bits"].values()) else "right"
+        found += "" if line["right"] else " " + json.dumps(line.get("errors", {}))
         return [f"check {line['mode']:4s} {line['name']:14s} {word} {found} {line.get('why', '')}"]
     if stage == "times":
-        return v.row_text(line["shape"], line)
+        return v.short_text(line)
     if stage == "few":
         rows = " ".join(f"{n} {us['up']:.1f} {line['floor'] / us['up']:.3f} chain {us['chain']:.1f};"
                         for n, us in line["us"].items())  # fmt: skip

@@ -145,7 +145,7 @@ def check(mode: str, names: list[str]) -> None:
             found = errors(p, cases, *pair)
             right = max(found.values()) < v.LIMIT[mode]
             same = bits(p, *pair) if right else {}
-            say(stage="check", mode=mode, name=name, errors={**found, **same}, bits=same, right=right)
+            say(stage="check", mode=mode, name=name, errors=found, bits=same, right=right)
         except Exception as error:
             lasting(error)
             say(stage="check", mode=mode, name=name, right=False, why=repr(error)[-300:])

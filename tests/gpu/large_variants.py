@@ -80,12 +80,26 @@ def recorded(mode: str, shape: str, m: int, kernel: str) -> tuple[dict[str, Any]
     return row["up"], row["down"]
 
 
-def row_text(shape: str, row: dict[str, Any]) -> list[str]:
-    """Lines of the table for one batch size: a line per kernel, microseconds and share of the floor."""
+def short_text(row: dict[str, Any]) -> list[str]:
+    """One batch size in short: up projections and whole chains of all kernels, a line each."""
+    out = []
+    for part in ("up", "chain"):
+        base = row["us"].get("sglang", {}).get(part)
+        text = f"{row['mode']:4s} {row['shape']:4s} M={row['m']:<4d} {part:5s}"
+        for name, us in row["us"].items():
+            if part in us:
+                share = f" {row['floor'][part] / us[part]:.2f}" if part in row["floor"] else ""
+                text += f" | {name} {us[part]:.1f}{share}" + (f" x{base / us[part]:.2f}" if base else "")
+        out.append(text)
+    return out
+
+
+def row_text(row: dict[str, Any]) -> list[str]:
+    """Lines of the table for one batch size: a line per kernel; microseconds, share of the floor, over SGLang's."""
     floor, base = row["floor"], row["us"].get("sglang", {})
     out = []
     for name, us in row["us"].items():
-        text = f"{row['mode']:4s} {shape:4s} M={row['m']:5d} {name:14s}"
+        text = f"{row['mode']:4s} {row['shape']:4s} M={row['m']:5d} {name:14s}"
         for part in PARTS:
             if part not in us:
                 text += f" | {part} -"
