@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import subprocess
@@ -26,6 +27,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import large_variants as v
+
+STEP = 14.0  # seconds of silence after which a child hangs
+CHECKS = 75.0  # seconds after which no check begins again
+# the smallest bf16 launches, where none of the variants is right: one k-step, a full ring, one that wraps
+PROBES: tuple[tuple[str, int, dict[str, Any]], ...] = (
+    ("up", 64, {}), ("up", 256, {}), ("up", 320, {}), ("up", 320, {"GATHER": False, "DYNAMIC": False}),
+    ("chain", 64, {}), ("chain", 640, {}),
+)  # fmt: skip
 
 
 def work() -> list[tuple[bool, str, str, int, Any, Any]]:
@@ -91,6 +100,7 @@ class Run:
     def keep(self, line: dict[str, Any]) -> None:
         """Add a line, write all of them, print the new one."""
         with self.lock:
+            line["at_s"] = round(time.monotonic() - self.begin, 1)
             self.lines.append(line)
             self.out.write_text(json.dumps(self.lines, indent=1))
             if line.get("stage") == "times":
@@ -120,8 +130,11 @@ def told(line: dict[str, Any]) -> list[str]:
             f"sigmoid {line['mode']} M={line['m']} up: fast {line['us']['fast']:.1f} exact {line['us']['exact']:.1f}"
         ]
     if stage == "died":
-        return [f"died: {line['of']} {line['words'].get('mode', '')} at {line['at']}, code {line['code']}",
-                *(f"    {text}" for text in line["tail"][-4:])]  # fmt: skip
+        error = [text for text in line["tail"] if "Error" in text] or line["tail"][-2:]
+        return [f"died: {line['of']} {line['words'].get('mode', '')} at {line['at']}, code {line['code']}, "
+                f"{line['at_s']} s", *(f"    {text}" for text in error[:2])]  # fmt: skip
+    if stage == "probe":
+        return [f"probe bf16 {line['part']} H={line['hidden']} {line['extra']} ended, error {line['error']:.1e}"]
     return [str(line)[:600]]
 
 
@@ -146,6 +159,8 @@ def child(run: Run, stage: str, words: dict[str, Any], step: float) -> tuple[int
             tail = [*tail[-12:], text.rstrip()[:250]]
             continue
         line = json.loads(text[1:])
+        if "alive" in line:
+            continue
         if "begin" in line:
             begun = line["begin"]
         else:
@@ -156,12 +171,13 @@ def child(run: Run, stage: str, words: dict[str, Any], step: float) -> tuple[int
     return code, begun
 
 
-def stubborn(run: Run, stage: str, words: dict[str, Any], step: float, done: Callable[[str], bool]) -> None:
-    """A stage over `names`, started again without what it died at, as long as there is time."""
+def stubborn(run: Run, stage: str, words: dict[str, Any], step: float, done: Callable[[str], bool],
+             until: float = math.inf) -> None:  # fmt: skip
+    """A stage over `names`, started again without what it died at, as long as there is time, or until then."""
     names, lost = list(words["names"]), 0
     while lost < 2:
         names = [name for name in names if not done(name)]
-        if not names or run.left() < 15:
+        if not names or run.left() < 15 or time.monotonic() > until:
             return
         code, at = child(run, stage, {**words, "names": names}, step)
         if code == 0:
@@ -177,7 +193,8 @@ def checks(run: Run) -> dict[str, list[str]]:
 
     def one(mode: str) -> None:
         seen = lambda name: any(x.get("name") == name and x.get("mode") == mode for x in run.lines)  # noqa: E731
-        stubborn(run, "check", {"mode": mode, "names": ["present", *v.variants(mode)]}, 40, seen)
+        until = time.monotonic() + CHECKS
+        stubborn(run, "check", {"mode": mode, "names": [*v.variants(mode), "present"]}, STEP, seen, until)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(one, ("bf16", "fp8")))
@@ -188,15 +205,15 @@ def checks(run: Run) -> dict[str, list[str]]:
 def timings(run: Run, mode: str, shape: str, right: list[str]) -> None:
     """One shape's times; without variants still the two kernels that are there."""
     names, tokens = v.timed(mode, right), list(v.TOKENS)
-    for _ in range(3):
+    for _ in range(6):
         tokens = [m for m in tokens if not any(x.get("stage") == "times" and (x["mode"], x["shape"], x["m"]) == (
             mode, shape, m) for x in run.lines)]  # fmt: skip
         if not tokens or run.left() < 20:
             return
-        code, at = child(run, "times", {"mode": mode, "shape": shape, "names": names, "tokens": tokens}, 45)
+        code, at = child(run, "times", {"mode": mode, "shape": shape, "names": names, "tokens": tokens}, STEP)
         if code == 0:
             return
-        names = [name for name in names if name != at] if at in names else []
+        names = [name for name in names if name != at] if at in names else names[: len(names) // 2]
 
 
 def compiled(run: Run, workers: int) -> None:
@@ -204,7 +221,7 @@ def compiled(run: Run, workers: int) -> None:
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         job = pool.map_async(compile_share, [(i, workers) for i in range(workers)], chunksize=1)
         try:
-            answers = job.get(130)
+            answers = job.get(60)
             run.keep({"stage": "compiled", "number": sum(n for n, _ in answers), "seconds": run.seconds - run.left(),
                       "failed": [f for _, failed in answers for f in failed][:12]})  # fmt: skip
         except Exception as error:
@@ -223,14 +240,18 @@ def main() -> int:
     print(
         {mode: v.timed(mode, names) for mode, names in right.items()}, f"{run.seconds - run.left():.0f} s", flush=True
     )
+    if not any(name.startswith("ws") for name in right["bf16"]):
+        for part, hidden, extra in PROBES:
+            if run.left() > 120:
+                child(run, "probe", {"part": part, "hidden": hidden, "extra": extra}, 10)
     for shape in v.SHAPES:
-        for mode in ("bf16", "fp8"):
+        for mode in ("fp8", "bf16"):
             timings(run, mode, shape, right[mode])
         if shape == v.SHAPES[0]:
             known = lambda name: any(x.get("stage") == "few" and name in x["us"] for x in run.lines)  # noqa: E731
-            stubborn(run, "few", {"names": list(v.FEW)}, 40, known)
+            stubborn(run, "few", {"names": list(v.FEW)}, STEP, known)
     if run.left() > 25:
-        child(run, "exact", {}, 40)
+        child(run, "exact", {}, STEP)
     print(f"\n{run.seconds - run.left():.0f} s\n" + "\n".join(v.verdicts(run.lines)), flush=True)
     return 0
 

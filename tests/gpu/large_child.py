@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import bench_moe as b
 import large_variants as v
 import torch
-from moe_problem import DEV, INNER, Problem, align
+from moe_problem import DEV, INNER, SHAPES, Problem, align
 
 from xkernels.ops import fused_experts as fused
 from xkernels.ops._details import experts as ours
@@ -82,8 +82,13 @@ CASES = (
 
 def twins(p: Problem) -> list[tuple[str, Any, torch.Tensor]]:
     """Name, inputs and the float32 twin's answer of each case."""
-    named = [(f"{m}{kind}", routings(p, m, kind)) for m, kind in CASES]
-    return [(n, d, fused.fused_experts_reference(d[0].float(), p.sets[0][1], *d[1:])) for n, d in named]
+    found = []
+    for m, kind in CASES:
+        data = routings(p, m, kind)
+        found.append((f"{m}{kind}", data, fused.fused_experts_reference(data[0].float(), p.sets[0][1], *data[1:])))
+        DEV.synchronize()
+        say(begin="twins")
+    return found
 
 
 def errors(p: Problem, cases: list[tuple[str, Any, torch.Tensor]], up: Any, down: Any) -> dict[str, float]:
@@ -97,6 +102,7 @@ def errors(p: Problem, cases: list[tuple[str, Any, torch.Tensor]], up: Any, down
             scale = float(ref.norm()) or 1.0  # tokens of no expert at all give zeros
             error = float((got - ref).norm()) / scale
             out[name] = max(out.get(name, 0.0), error if error == error else 9.0)
+        say(alive=name)
     return out
 
 
@@ -120,6 +126,7 @@ def bits(p: Problem, up: Any, down: Any) -> dict[str, float]:
         got = DEV.beside(lambda: layer(p, one, up, down), lambda: layer(p, two, up, down))
         differs("streams", got[0], want[0])
         differs("streams", got[1], want[1])
+        say(alive="bits")
     graphs = [DEV.capture(lambda i=i, d=d: keep(i, d), warmups=1) for i, d in enumerate((one, two))]
     for _ in range(4):
         for i, graph in enumerate(graphs):
@@ -156,6 +163,7 @@ def best_of_theirs(p: Problem, kernels: Any, m: int, datas: Any) -> tuple[dict[s
     found: dict[int, dict[str, tuple[float, Any]]] = {}
     for config in b.configs(p.mode, min(m, 4096)):
         als = [align(d[2], config["BLOCK_SIZE_M"], p.E) for d in datas]
+        say(alive="sglang")
         for part in ("up", "down"):
             calls = [b.their_call(kernels, p, i, datas[i], als[i], config, part, config) for i in range(INNER)]
             if b.guarded(calls[0]):
@@ -202,28 +210,34 @@ def in_turns(graphs: dict[Any, Any], rounds: int = ROUNDS) -> dict[Any, float]:
 def times(mode: str, shape: str, names: list[str], tokens: list[int]) -> None:
     """Every part of the present kernel, SGLang's and the variants, in turns; a line per batch size."""
     p, kernels = Problem(shape, mode, 2), b.their_kernels()
+    say(begin="inputs")
     for m in tokens:
         datas = [p.inputs(m, s) for s in range(INNER)]
         say(begin="sglang")
         pairs = {"sglang": best_of_theirs(p, kernels, m, datas), "present": v.recorded(mode, shape, m, "ours")}
         pairs |= {name: v.variants(mode)[name] for name in names}
         graphs: dict[tuple[str, str], Any] = {}
+        held = []  # a graph knows addresses only: what its calls read must outlive its last replay
         for name, pair in pairs.items():
             say(begin=name)
             als = [align(d[2], pair[0]["BLOCK_SIZE_M"], p.E) for d in datas]
             for part in v.PARTS:
                 try:
-                    graphs[name, part] = b.captured(calls_of(p, kernels, name, part, pair, datas, als))
+                    calls = calls_of(p, kernels, name, part, pair, datas, als)
+                    graph = b.captured(calls)
+                    graph.replay()
+                    DEV.synchronize()  # a fault costs the variant that it belongs to
+                    held.append((calls, als))
+                    graphs[name, part] = graph
                 except Exception as error:
                     lasting(error)
                     say(stage="note", text=f"{mode} {shape} M={m} {name} {part}: {error!r}"[:300])
-            DEV.synchronize()
         say(begin="turns")
         row: dict[str, Any] = {"floor": {part: p.floor_us(m, part) for part in ("up", "down")}, "us": {}}
         for (name, part), us in in_turns(graphs).items():
             row["us"].setdefault(name, {})[part] = us
         say(stage="times", mode=mode, shape=shape, m=m, configs={n: list(c) for n, c in pairs.items()}, **row)
-        del graphs
+        del graphs, held
 
 
 def few(names: list[str]) -> None:
@@ -234,6 +248,7 @@ def few(names: list[str]) -> None:
         datas = [p.inputs(m, s) for s in range(INNER)]
         ref = fused.fused_experts_reference(datas[0][0].float(), p.sets[0][1], *datas[0][1:])
         graphs: dict[tuple[str, str], Any] = {}
+        held = []
         for name in names:
             say(begin=name)
             mine = {**up, **v.FEW[name]}
@@ -247,11 +262,15 @@ def few(names: list[str]) -> None:
                 for part in ("up", "chain"):
                     calls = [b.our_call(p, i, datas[i], als[i], mine, part, down) for i in range(INNER)]
                     both[name, part] = b.captured(calls)
+                    both[name, part].replay()
+                    DEV.synchronize()
+                    held.append((calls, als))
             except Exception as error:
                 lasting(error)
                 say(stage="note", text=f"few {name} M={m}: {error!r}"[:300])
                 continue
             graphs |= both
+        say(begin="turns")
         graphs["quantising", "up"] = b.captured(
             [lambda d=d: per_token_group_quant_fp8(d[0], 128, overlap=True) for d in datas]
         )
@@ -260,6 +279,25 @@ def few(names: list[str]) -> None:
             row.setdefault(name, {})[part] = us
         alone = row.pop("quantising")["up"]
         say(stage="few", m=m, floor=p.floor_us(m, "up"), quantising=alone, us=row)
+
+
+def probe(part: str, hidden: int, extra: dict[str, Any]) -> None:
+    """The smallest bf16 launches of the kernel for many rows: hidden / 64 k-steps, one block of columns.
+
+    part: `up` alone, or `chain` with its error against the float32 twin.
+    """
+    SHAPES["probe"] = (4, 2, hidden, 128)
+    p = Problem("probe", "bf16", 1)
+    config = {**v.variants("bf16")["ws"][0], **extra}
+    data = p.inputs(17, 1)
+    al = align(data[2], config["BLOCK_SIZE_M"], p.E)
+    ref = fused.fused_experts_reference(data[0].float(), p.sets[0][1], *data[1:])
+    DEV.synchronize()
+    say(begin=f"{part} {hidden} {extra}")
+    got = b.our_call(p, 0, data, al, config, part, config)()
+    DEV.synchronize()
+    error = float((got.float() - ref).norm() / ref.norm()) if part == "chain" else -1.0
+    say(stage="probe", part=part, hidden=hidden, extra=extra, error=error)
 
 
 def exact() -> None:
@@ -291,7 +329,8 @@ def exact() -> None:
                 say(stage="exact", mode=mode, m=m, us=in_turns(graphs, 5))
 
 
-STAGES: dict[str, Callable[..., None]] = {"check": check, "times": times, "few": few, "exact": exact}
+STAGES: dict[str, Callable[..., None]] = {"check": check, "times": times, "few": few, "exact": exact, "probe": probe}
 
 if __name__ == "__main__":
+    say(begin="start")
     STAGES[sys.argv[1]](**json.loads(sys.argv[2]))

@@ -20,6 +20,16 @@ def advance(index, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def before(index, STAGES: gl.constexpr):
+    """The place before one in a ring.
+
+    Worked out, not carried along a loop: a variable that begins as a copy of another one, and is set to a copy of it
+    in the loop, is compiled as if the loop never changed it (triton 3.6).
+    """
+    return gl.where(index == 0, STAGES, index) - 1
+
+
+@gluon.jit
 def take(words, ready, free, turn, HANDS: gl.constexpr):
     """The word of tile number `turn`, out of the ring of tiles."""
     slot = turn % SLOTS

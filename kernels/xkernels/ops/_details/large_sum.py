@@ -11,7 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from xkernels.ops._details.large_ring import COLS, ROWS, advance
+from xkernels.ops._details.large_ring import COLS, ROWS, advance, before
 
 
 @gluon.jit
@@ -25,18 +25,16 @@ def plain_sum(a_bufs, w_bufs, full, empty, index, phase, steps, HALF: gl.constex
               FENCE: gl.constexpr, layout: gl.constexpr):  # fmt: skip
     """acc [64, 256] of a tile without scales, one k-step behind in giving stages back."""
     acc = gl.zeros([ROWS, COLS], gl.float32, layout)
-    last = index
     for step in range(steps):
         mbarrier.wait(full.index(index), phase)
         if FENCE:
             fence_async_shared()
         acc = warpgroup_mma(a_bufs.index(index * 2 + HALF), w_bufs.index(index).permute((1, 0)), acc, is_async=True)
         acc = warpgroup_mma_wait(1, deps=[acc])
-        mbarrier.arrive(empty.index(last), count=1, pred=step > 0)
-        last = index
+        mbarrier.arrive(empty.index(before(index, STAGES)), count=1, pred=step > 0)
         index, phase = advance(index, phase, STAGES)
     acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(empty.index(last), count=1, pred=steps > 0)
+    mbarrier.arrive(empty.index(before(index, STAGES)), count=1, pred=steps > 0)
     return acc, index, phase
 
 
