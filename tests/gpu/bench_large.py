@@ -120,7 +120,8 @@ def told(line: dict[str, Any]) -> list[str]:
         found += "" if line["right"] else " " + json.dumps(line.get("errors", {}))
         return [f"check {line['mode']:4s} {line['name']:14s} {word} {found} {line.get('why', '')}"]
     if stage == "times":
-        return v.short_text(line)
+        off = {n: x for n, x in line.get("off", {}).items() if not x < v.LIMIT[line["mode"]]}
+        return [*v.short_text(line), *([f"    OFF THE PRESENT KERNEL'S RESULT: {off}"] if off else [])]
     if stage == "few":
         rows = " ".join(f"{n} {us['up']:.1f} {line['floor'] / us['up']:.3f} chain {us['chain']:.1f};"
                         for n, us in line["us"].items())  # fmt: skip

@@ -217,6 +217,7 @@ def times(mode: str, shape: str, names: list[str], tokens: list[int]) -> None:
         pairs = {"sglang": best_of_theirs(p, kernels, m, datas), "present": v.recorded(mode, shape, m, "ours")}
         pairs |= {name: v.variants(mode)[name] for name in names}
         graphs: dict[tuple[str, str], Any] = {}
+        outs: dict[str, torch.Tensor] = {}
         held = []  # a graph knows addresses only: what its calls read must outlive its last replay
         for name, pair in pairs.items():
             say(begin=name)
@@ -224,6 +225,8 @@ def times(mode: str, shape: str, names: list[str], tokens: list[int]) -> None:
             for part in v.PARTS:
                 try:
                     calls = calls_of(p, kernels, name, part, pair, datas, als)
+                    if part == "chain":
+                        outs[name] = calls[0]().float()
                     graph = b.captured(calls)
                     graph.replay()
                     DEV.synchronize()  # a fault costs the variant that it belongs to
@@ -234,10 +237,13 @@ def times(mode: str, shape: str, names: list[str], tokens: list[int]) -> None:
                     say(stage="note", text=f"{mode} {shape} M={m} {name} {part}: {error!r}"[:300])
         say(begin="turns")
         row: dict[str, Any] = {"floor": {part: p.floor_us(m, part) for part in ("up", "down")}, "us": {}}
+        if "present" in outs:  # one call's result beside the present kernel's
+            whole = outs["present"]
+            row["off"] = {name: float((out - whole).norm() / whole.norm()) for name, out in outs.items()}
         for (name, part), us in in_turns(graphs).items():
             row["us"].setdefault(name, {})[part] = us
         say(stage="times", mode=mode, shape=shape, m=m, configs={n: list(c) for n, c in pairs.items()}, **row)
-        del graphs, held
+        del graphs, held, outs
 
 
 def few(names: list[str]) -> None:
