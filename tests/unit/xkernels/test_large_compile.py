@@ -34,7 +34,8 @@ for name, kernel in built:
         file.write(kernel.asm["cubin"])
         file.flush()
         code = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
-    out.append({"name": name, "ptx": kernel.asm["ptx"], "sass": code, "facts": facts_of(kernel, target)})
+    texts = {"ptx": kernel.asm["ptx"], "ir": str(kernel.asm["ttgir"]), "sass": code}
+    out.append({"name": name, **texts, "facts": facts_of(kernel, target)})
 print(json.dumps(out))
 """
 
@@ -64,6 +65,7 @@ def test_both_projections_on_hopper(kind: str, step: int, tmp_path: Path) -> Non
         assert shares & {24, 56}
         assert (2 * max(shares & {224, 240}) + min(shares & {24, 56})) * 128 <= 65536
         assert arrivals_in_order(ptx) >= 8
+        assert arrivals_that_move(row["ir"]) >= 3  # both groups' products, and the steps that the second one skips
         assert sass.count("WARPGROUP.DEPBAR") <= ptx.count(
             "wgmma.wait_group"
         )  # products that run one at a time wait more
@@ -80,6 +82,23 @@ def arrivals_in_order(ptx: str) -> int:
         elif "mbarrier.arrive.shared::cta" in line:
             assert synced, line
             arrivals += 1
+    return arrivals
+
+
+def arrivals_that_move(ir: str) -> int:
+    """Number of arrivals in counting loops; each at a barrier that the step chooses, none at one and the same."""
+    lines, arrivals = ir.splitlines(), 0
+    for begin, head in enumerate(lines):
+        if "scf.for" not in head:
+            continue
+        indent = " " * (len(head) - len(head.lstrip())) + "}"
+        body = lines[begin : next(i for i in range(begin, len(lines)) if lines[i].startswith(indent))]
+        chosen = dict(re.findall(r"(%\w+) = ttg.memdesc_index [^\[\n]+\[(%\w+)\]", "\n".join(body)))
+        own = set(re.findall(r"^\s*(%\w+) =", "\n".join(body[1:]), re.MULTILINE)) | set(re.findall(r"(%\w+) = %", head))
+        for line in body:
+            if at := re.search(r"ttng.arrive_barrier (%\w+)", line):
+                assert chosen[at[1]] in own, line
+                arrivals += 1
     return arrivals
 
 
