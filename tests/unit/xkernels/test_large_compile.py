@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("triton.experimental.gluon.language.nvidia.ampere.async_copy")
 
-TILE = {"GROUP_SIZE_M": 16, "num_warps": 8, "num_stages": 4, "USE_TMA": True, "LARGE": True}
+TILE = {"GROUP_SIZE_M": 16, "num_warps": 8, "num_stages": 4, "USE_TMA": True}
 COMMAND = """
 import json, subprocess, sys, tempfile
 from pathlib import Path
@@ -58,6 +58,7 @@ def test_both_projections_on_hopper(kind: str, step: int, tmp_path: Path) -> Non
     for row in rows:
         facts, ptx, sass = row["facts"], row["ptx"], row["sass"]
         assert facts["fits"]
+        assert facts["block_loads"]
         assert facts["spills"] == 0
         assert not re.search(r"\b(LDL|STL)\b", sass)
         # three groups of four warps share the register file: what each asks for, the first one under another word

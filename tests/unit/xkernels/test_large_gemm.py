@@ -16,7 +16,18 @@ import torch
 
 pytest.importorskip("triton.experimental.gluon.language.nvidia.ampere.async_copy")
 
-from xkernels.ops._details import counters, large_gemm, large_load, large_ring, large_store, large_sum
+from xkernels.device import simulated
+from xkernels.ops._details import (
+    counters,
+    large_experts,
+    large_gemm,
+    large_load,
+    large_ring,
+    large_store,
+    large_sum,
+)
+from xkernels.ops.activation import Activation
+from xkernels.ops.fused_experts import prepare_experts
 
 _SPEC = importlib.util.spec_from_file_location("gluon_emulator", Path(__file__).with_name("gluon_emulator.py"))
 assert _SPEC is not None
@@ -79,29 +90,28 @@ class Layer:
         self.weight = rng.uniform(0.1, 1, self.slots).astype(np.float32)
         self.counter = np.zeros(1, np.int32)
 
-    def launch(self, kernel: Any, programs: int, seed: int, dynamic: bool, stages: int, **args: Any) -> None:
+    def launch(self, kernel: Any, programs: int, seed: int, stages: int, **args: Any) -> None:
         post = np.array([self.rows.size, 0], np.int32)
         every = dict.fromkeys(kernel.arg_names) | {
             "sorted_ids": pointer(self.rows, I32), "experts": pointer(self.owners, I32), "post": pointer(post, I32),
             "counter": pointer(self.counter, I32), "num_valid": scalar(self.slots), "TOPK": self.topk, "GROUP": 16,
-            "BLOCK_K": 128 if self.fp8 else 64, "STAGES": stages, "FP8": self.fp8, "DYNAMIC": dynamic,
-            "FENCE": False, "LEAD": stages - 3, "PDL": False,
+            "BLOCK_K": 128 if self.fp8 else 64, "STAGES": stages, "FP8": self.fp8,
+            "LEAD": max(0, stages - 3), "PDL": False,
         }  # fmt: skip
         emu.Emulator(seed).launch(kernel, programs, 128, every | args)
 
-    def up(self, kernel: Any, gather: bool, **how: Any) -> tuple[Any, Any]:
+    def up(self, kernel: Any, **how: Any) -> tuple[Any, Any]:
         """Activated rows, dequantised, from the emulator and in float64."""
         step, parts, rows = (128, 2, self.rows.size) if self.fp8 else (64, 1, self.rows.size)
         out = np.full((rows, self.n), np.nan, np.float32)
         scale = np.full((rows, max(1, self.n // 128)), np.nan, np.float32)
         self.launch(
-            kernel, a_desc=None if gather else emu.Descriptor(self.x[self.token], [64, step], self.dtype),
-            a=pointer(self.x, self.dtype), a_scale=pointer(self.xs), w_scale=pointer(self.s1),
+            kernel, a=pointer(self.x, self.dtype), a_scale=pointer(self.xs), w_scale=pointer(self.s1),
             w_desc=emu.Descriptor(self.w1.reshape(-1, self.h), [256 // parts, step], self.dtype),
             out_desc=emu.Descriptor(out, [64, 128 // parts], self.dtype), out_scale=pointer(scale),
             N=scalar(2 * self.n), K=scalar(self.h), stride_am=scalar(self.h), stride_sm=scalar(self.h // 128),
             stride_sk=1, stride_wse=scalar(self.s1[0].size), stride_wsn=scalar(self.h // 128), stride_wsk=1,
-            stride_os=scalar(self.n // 128), UP=True, GATHER=gather, MUL_WEIGHT=False, **how,
+            stride_os=scalar(self.n // 128), UP=True, MUL_WEIGHT=False, **how,
         )  # fmt: skip
         self.hidden, self.hidden_scale = np.nan_to_num(out), np.nan_to_num(scale)
         want = np.zeros((rows, self.n))
@@ -127,7 +137,7 @@ class Layer:
             w_scale=pointer(self.s2), out=pointer(out, emu.Dtype("bf16")), weight=pointer(self.weight),
             N=scalar(self.h), K=scalar(self.n), stride_sm=scalar(self.n // 128), stride_sk=1,
             stride_wse=scalar(self.s2[0].size), stride_wsn=scalar(self.s2.shape[2]), stride_wsk=1,
-            stride_out=scalar(self.h), UP=False, GATHER=False, MUL_WEIGHT=True, **how,
+            stride_out=scalar(self.h), UP=False, MUL_WEIGHT=True, **how,
         )  # fmt: skip
         hidden = self.hidden * (np.repeat(self.hidden_scale, 128, 1) if self.fp8 else 1.0)
         want = np.zeros_like(out, np.float64)
@@ -144,41 +154,39 @@ def error(got: Any, want: Any) -> float:
 
 
 CASES = [
-    # m, experts, topk, H, N, fp8, gather, dynamic, programs, stages, routing
-    (17, 4, 2, 128, 64, False, False, False, 2, 4, "uniform"),
-    (200, 3, 2, 320, 144, False, True, True, 3, 4, "uniform"),
-    (300, 3, 2, 640, 192, False, True, False, 3, 3, "uniform"),
-    (300, 3, 2, 384, 128, True, True, True, 3, 4, "uniform"),
-    (130, 2, 2, 768, 256, True, False, True, 2, 4, "uniform"),
-    (1, 4, 2, 256, 128, True, True, True, 5, 3, "uniform"),
-    (1, 4, 2, 64, 64, False, True, True, 2, 4, "uniform"),
-    (64, 8, 2, 192, 64, False, True, True, 4, 4, "one"),  # every block's second half is empty, six experts too
-    (65, 8, 2, 128, 128, True, True, True, 3, 4, "one"),
-    (128, 4, 1, 128, 64, False, False, True, 3, 3, "one"),  # blocks without padding
-    (150, 3, 2, 192, 64, False, True, True, 3, 4, "filtered"),
-    (150, 3, 2, 128, 128, True, True, True, 2, 4, "filtered"),
+    # m, experts, topk, H, N, fp8, programs, stages, routing
+    (17, 4, 2, 128, 64, False, 2, 2, "uniform"),
+    (200, 3, 2, 320, 144, False, 3, 4, "uniform"),
+    (300, 3, 2, 640, 192, False, 3, 3, "uniform"),
+    (300, 3, 2, 384, 128, True, 3, 4, "uniform"),
+    (130, 2, 2, 768, 256, True, 2, 2, "uniform"),
+    (1, 4, 2, 256, 128, True, 5, 3, "uniform"),
+    (1, 4, 2, 64, 64, False, 2, 4, "uniform"),
+    (64, 8, 2, 192, 64, False, 4, 4, "one"),  # every block's second half is empty, six experts too
+    (65, 8, 2, 128, 128, True, 3, 4, "one"),
+    (128, 4, 1, 128, 64, False, 3, 3, "one"),  # blocks without padding
+    (150, 3, 2, 192, 64, False, 3, 4, "filtered"),
+    (150, 3, 2, 128, 128, True, 2, 4, "filtered"),
 ]
 
 
-@pytest.mark.parametrize(("m", "e", "topk", "h", "n", "fp8", "gather", "dynamic", "programs", "stages", "routing"),
-                         CASES)  # fmt: skip
+@pytest.mark.parametrize(("m", "e", "topk", "h", "n", "fp8", "programs", "stages", "routing"), CASES)
 def test_both_projections_against_float64(
-    m: int, e: int, topk: int, h: int, n: int, fp8: bool, gather: bool, dynamic: bool, programs: int, stages: int,
-    routing: str,
-) -> None:  # fmt: skip
+    m: int, e: int, topk: int, h: int, n: int, fp8: bool, programs: int, stages: int, routing: str
+) -> None:
     layer = Layer(m, e, topk, h, n, fp8, seed=m, routing=routing)
-    how = {"programs": programs, "dynamic": dynamic, "stages": stages}
-    assert error(*layer.up(large_gemm.large_gemm, gather, seed=1, **how)) < (0.03 if fp8 else 0.004)
+    how = {"programs": programs, "stages": stages}
+    assert error(*layer.up(large_gemm.large_gemm, seed=1, **how)) < (0.03 if fp8 else 0.004)
     assert error(*layer.down(large_gemm.large_gemm, seed=2, **how)) < 0.004
     assert layer.counter[0] == 0
 
 
 def test_nothing_depends_on_who_takes_which_tile() -> None:
     outs = []
-    for programs, dynamic, seed in ((1, False, 1), (4, True, 2), (3, True, 3)):
+    for programs, seed in ((1, 1), (4, 2), (3, 3)):
         layer = Layer(100, 3, 2, 128, 64, False, seed=9)
-        layer.up(large_gemm.large_gemm, True, programs=programs, dynamic=dynamic, stages=4, seed=seed)
-        outs.append(layer.down(large_gemm.large_gemm, programs=programs, dynamic=dynamic, stages=4, seed=seed)[0])
+        layer.up(large_gemm.large_gemm, programs=programs, stages=4, seed=seed)
+        outs.append(layer.down(large_gemm.large_gemm, programs=programs, stages=4, seed=seed)[0])
     assert np.array_equal(outs[0], outs[1])
     assert np.array_equal(outs[0], outs[2])
 
@@ -219,13 +227,58 @@ def mutated(old: str, new: str) -> Any:
     ],
 )
 def test_the_emulator_notices(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, kernel = Layer(200, 2, 2, 64, 2560, False, seed=5), mutated(old, new)
+    layer.up(large_gemm.large_gemm, programs=2, stages=3, seed=3)
     monkeypatch.setattr(emu, "DEADLINE_S", 1.0)
-    layer = Layer(200, 2, 2, 2560, 64, False, seed=5)
     try:
-        got, want = layer.up(mutated(old, new), False, programs=2, dynamic=True, stages=3, seed=3)
+        got, want = layer.down(kernel, programs=2, stages=3, seed=3)
     except (AssertionError, TimeoutError):
         return
     assert not error(got, want) < 0.004
+
+
+TILE = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 16, "num_warps": 8,
+        "num_stages": 4, "USE_TMA": True}  # fmt: skip
+
+
+class Device:
+    """What the choice asks of a device."""
+
+    def __init__(self, *features: str) -> None:
+        self.known = frozenset(features)
+
+    def features(self) -> frozenset[str]:
+        return self.known
+
+
+def refusal(config: dict[str, Any], *features: str, dtype: torch.dtype = torch.bfloat16, n: int = 64,
+            **layer: Any) -> str | None:  # fmt: skip
+    e = prepare_experts(torch.zeros(2, 2 * n, 128, dtype=dtype), torch.zeros(2, 128, n, dtype=dtype), **layer)
+    with simulated(Device(*features)):  # type: ignore[arg-type]
+        return large_experts.refusal(e, config, dtype, torch.empty(1, device="meta"))
+
+
+def test_a_plain_config_selects_the_kernel_and_whatever_it_is_not_for_stays_with_the_others() -> None:
+    assert refusal(TILE, "pdl", "wgmma") is None
+    assert refusal({**TILE, "num_stages": 5, "PDL": False}, "wgmma") is None
+    assert refusal(TILE, "pdl") == "the device has no wgmma"
+    for name, value in (("BLOCK_SIZE_M", 64), ("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4),
+                        ("USE_TMA", False), ("num_stages", 1)):  # fmt: skip
+        assert str(refusal({**TILE, name: value}, "wgmma")).startswith(name)
+    assert refusal({**TILE, "PROGRAMS": 0}, "wgmma") == "PROGRAMS is a rule of the other kernels"
+    assert "bfloat16" in str(refusal(TILE, "wgmma", dtype=torch.float16))
+    assert refusal(TILE, "wgmma", n=72) == "sizes are no multiples of 64"
+    assert refusal(TILE, "wgmma", b2=torch.zeros(2, 128)) == "biases"
+    assert "SiLU" in str(refusal(TILE, "wgmma", activation=Activation("swiglu", alpha=1.7, limit=7.0)))
+
+
+def test_without_such_a_gluon_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xkernels.ops._details.large_gemm", None)  # as where an import of it fails
+    why = large_experts._no_gluon()
+    assert why is not None
+    assert why.startswith("this Triton's Gluon is another one")
+    monkeypatch.setattr(large_experts, "_NO_GLUON", why)
+    assert refusal(TILE, "wgmma") == why
 
 
 class Launches:

@@ -113,7 +113,7 @@ def up_projection(
     tiles = _quant_tiles(e, config, down or config)
     xq, xs, xs_m = _quantize_input(x, e, inline, overlaps(config, x))
     if _large.fits(e, config, x.dtype, x) and not weight_on_input:
-        values, scales = _large.up(xq, xs, e, topk, alignment, rows, config)
+        values, scales = _large.up(xq, xs, e, topk, alignment, rows, config, overlaps(config, x))
         return Rows(values, scales, (scales.stride(0), 1) if scales is not None else (0, 0))
     out = torch.empty(rows, n2 // 2, dtype=e.w1.dtype if tiles else x.dtype, device=x.device)
     scale = torch.empty(e.padded // BLOCK_K, rows, dtype=torch.float32, device=x.device) if tiles else None
@@ -121,8 +121,6 @@ def up_projection(
     w1 = e.descriptors.get("w1", e.w1, block_n, block_k // _pack(e)) if tma else e.w1
     paired = block and e.scheme.block is not None and e.scheme.block[0] % (block_n // 2) == 0
     paired = paired and e.intermediate % BLOCK_K == 0
-    wide = tiles == 2 and paired and not inline and bool(config.get("WIDE", False))
-    wide = wide and e.b1 is None and not weight_on_input and not _swap(config)
     per_unit = 0 if block else _programs(config, _SCHEMES[e.scheme.kind], e.w1.element_size(), x)
     per_unit = 0 if tiles == 2 else int(config.get("PROGRAMS", per_unit))
     _k.up_gemm[_grid(per_unit, cdiv(rows, block_m) * cdiv(n2, block_n * max(1, tiles)), x)](
@@ -131,7 +129,7 @@ def up_projection(
         *_scale_strides(e.w1_scale), out.stride(0), rows, TOPK=topk, BLOCK_M=block_m, BLOCK_N=block_n,
         BLOCK_K=block_k, GROUP=int(config.get("GROUP_SIZE_M", 1)), GROUP_N=GROUP, GROUP_K=BLOCK_K, W_TMA=tma,
         EVEN_N=n2 % block_n == 0, EVEN_K=k % block_k == 0, SCHEME=_SCHEMES[e.scheme.kind],
-        SCALES="two" if paired else "each", INLINE=inline, QUANT_OUT=3 if wide else tiles, SWAP=_swap(config),
+        SCALES="two" if paired else "each", INLINE=inline, QUANT_OUT=tiles, SWAP=_swap(config),
         HAS_BIAS=e.b1 is not None, MUL_WEIGHT=weight_on_input, PDL=overlaps(config, x),
         LINES=_lines(config) if block and not inline else 0, FLATTEN=per_unit > 0,
         **e.activation.constexprs(), **options(config, x),
@@ -158,7 +156,7 @@ def down_projection(
     hidden = _quantize_rows(hidden, e, alignment, inline, overlaps(config, weights))
     if _large.fits(e, config, dtype, weights):
         return _large.down(hidden.values, hidden.scale, hidden.scale_strides, e, weights, alignment, config,
-                           not weight_on_input, dtype)  # fmt: skip
+                           not weight_on_input, dtype, overlaps(config, weights))  # fmt: skip
     out = torch.empty(tokens, topk, n, dtype=dtype, device=weights.device)
     rows = hidden.values.shape[0]
     tma = _tma(config, e.w2)

@@ -6,13 +6,13 @@ rows through descriptors (down projection) or gathered by token (up projection).
 computes while the other finishes a tile or applies FP8 scales. A group whose 64 rows are all padding passes its
 k-steps on: an expert's rows are rounded up to 64, not to 128.
 
-Tiles are taken from a counter (DYNAMIC) or by the grid's stride, and handed over in a ring of their own, one word each:
-expert, block of rows, block of columns, and whether the second 64 rows are used; -1 ends the walk.
+Tiles are taken from a counter, and handed over in a ring of their own, one word each: expert, block of rows, block of
+columns, and whether the second 64 rows are used; -1 ends the walk.
 
-Barriers: a stage is `full` when the loader's bytes are there, and with GATHER the copies of each of its 128 threads;
-`empty` when both groups have read it. A group waits for `full` before it arrives at `empty` even where it skips the
-work: only so does no arrival fall into the phase before. Gathered copies are ordinary writes to the matrix unit, which
-reads past them without a fence: each group places one after the wait (FENCE).
+Barriers: a stage is `full` when the loader's bytes are there, and for gathered rows the copies of each of its 128
+threads; `empty` when both groups have read it. A group waits for `full` before it arrives at `empty` even where it
+skips the work: only so does no arrival fall into the phase before. Gathered copies are ordinary writes to the matrix
+unit, which reads past them without a fence: each group places one after the wait.
 
 With LEAD the second group begins when k-step LEAD has arrived. It stays behind from then on, since both go at one pace,
 and the groups' epilogues do not fall together. It costs as many stages of the ring; LEAD < STAGES - 1.
@@ -69,7 +69,7 @@ def _weights_of(slot, weight, num_valid, MUL_WEIGHT: gl.constexpr):
 def compute_tiles(a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_bufs, w_bufs, full, empty, words,
                   ready, free, staged, num_valid, N, K, stride_sm, stride_sk, stride_wse, stride_wsn, stride_wsk,
                   stride_out, stride_os, HALF: gl.constexpr, TOPK: gl.constexpr, BLOCK_K: gl.constexpr,
-                  STAGES: gl.constexpr, UP: gl.constexpr, FP8: gl.constexpr, FENCE: gl.constexpr, LEAD: gl.constexpr,
+                  STAGES: gl.constexpr, UP: gl.constexpr, FP8: gl.constexpr, LEAD: gl.constexpr,
                   MUL_WEIGHT: gl.constexpr):  # fmt: skip
     """A warp group: rows HALF * 64 to HALF * 64 + 63 of every tile."""
     WIDTH: gl.constexpr = COLS // 2 if FP8 else COLS
@@ -105,7 +105,7 @@ def compute_tiles(a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids
             acc0, acc1, index, phase = scaled_sum(a_bufs, w_bufs, full, empty, index, phase, steps, a_scale,
                                                   owner * stride_sm, at_w + block * stride_wsn,
                                                   at_w + other * stride_wsn, stride_sk, stride_wsk, UP, HALF, STAGES,
-                                                  FENCE, layout)  # fmt: skip
+                                                  UP, layout)  # fmt: skip
             word = take(words, ready, free, turn, 4)
             next_slot = _entries(word, sorted_ids, HALF, FP8 or not UP, layout)
             if UP:
@@ -116,7 +116,7 @@ def compute_tiles(a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids
             slot = next_slot
         else:
             factor = _weights_of(slot, weight, num_valid, MUL_WEIGHT)
-            acc, index, phase = plain_sum(a_bufs, w_bufs, full, empty, index, phase, steps, HALF, STAGES, FENCE, layout)
+            acc, index, phase = plain_sum(a_bufs, w_bufs, full, empty, index, phase, steps, HALF, STAGES, UP, layout)
             word = take(words, ready, free, turn, 4)
             next_slot = _entries(word, sorted_ids, HALF, FP8 or not UP, layout)
             if UP:
@@ -132,17 +132,16 @@ def compute_tiles(a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids
 def large_gemm(a_desc, a, a_scale, w_desc, w_scale, out_desc, out, out_scale, weight, sorted_ids, experts, post,
                counter, num_valid, N, K, stride_am, stride_sm, stride_sk, stride_wse, stride_wsn, stride_wsk,
                stride_out, stride_os, TOPK: gl.constexpr, GROUP: gl.constexpr, BLOCK_K: gl.constexpr,
-               STAGES: gl.constexpr, UP: gl.constexpr, FP8: gl.constexpr, GATHER: gl.constexpr,
-               DYNAMIC: gl.constexpr, FENCE: gl.constexpr, LEAD: gl.constexpr, PDL: gl.constexpr,
+               STAGES: gl.constexpr, UP: gl.constexpr, FP8: gl.constexpr, LEAD: gl.constexpr, PDL: gl.constexpr,
                MUL_WEIGHT: gl.constexpr):  # fmt: skip
     """Up: out[row] = silu(gate) * up of x[token] @ w[expert].T. Down: out[entry] = h[row] @ w[expert].T * weight.
 
-    a: bf16 or FP8 rows [tokens or sorted rows, K]; w [experts * N, K] through w_desc; blocks of 128 sorted rows. FP8:
-    scales a_scale per row and 128 columns, w_scale per prepared block; the up projection then quantises its result
-    over the tile's 128 columns. Rows of no expert give zeros.
+    Up: a, bf16 or FP8 rows [tokens, K]; down: a_desc, of sorted rows. w [experts * N, K] through w_desc; blocks of 128
+    sorted rows. FP8: scales a_scale per row and 128 columns, w_scale per prepared block; the up projection then
+    quantises its result over the tile's 128 columns. Rows of no expert give zeros.
     """
     PARTS: gl.constexpr = 2 if FP8 else 1
-    HANDS: gl.constexpr = 4 if GATHER else 1
+    HANDS: gl.constexpr = 4 if UP else 1
     dtype: gl.constexpr = w_desc.dtype
     tile: gl.constexpr = gl.NVMMASharedLayout(128, dtype.primitive_bitwidth, 2)
     flags: gl.constexpr = mbarrier.MBarrierLayout()
@@ -154,7 +153,7 @@ def large_gemm(a_desc, a, a_scale, w_desc, w_scale, out_desc, out, out_scale, we
     free = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], flags)
     words = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i * PARTS), count=1 + (32 * HANDS if GATHER else 0))
+        mbarrier.init(full.index(i * PARTS), count=1 + (32 * HANDS if UP else 0))
         if PARTS == 2:
             mbarrier.init(full.index(i * 2 + 1), count=1)
         mbarrier.init(empty.index(i), count=2)
@@ -170,16 +169,16 @@ def large_gemm(a_desc, a, a_scale, w_desc, w_scale, out_desc, out, out_scale, we
         [
             (compute_tiles, (a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_bufs, w_bufs, full,
                              empty, words, ready, free, staged, num_valid, N, K, stride_sm, stride_sk, stride_wse,
-                             stride_wsn, stride_wsk, stride_out, stride_os, 0, TOPK, BLOCK_K, STAGES, UP, FP8, FENCE,
-                             LEAD, MUL_WEIGHT)),
+                             stride_wsn, stride_wsk, stride_out, stride_os, 0, TOPK, BLOCK_K, STAGES, UP, FP8, LEAD,
+                             MUL_WEIGHT)),
             (compute_tiles, (a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_bufs, w_bufs, full,
                              empty, words, ready, free, staged, num_valid, N, K, stride_sm, stride_sk, stride_wse,
-                             stride_wsn, stride_wsk, stride_out, stride_os, 1, TOPK, BLOCK_K, STAGES, UP, FP8, FENCE,
-                             LEAD, MUL_WEIGHT)),
+                             stride_wsn, stride_wsk, stride_out, stride_os, 1, TOPK, BLOCK_K, STAGES, UP, FP8, LEAD,
+                             MUL_WEIGHT)),
             (load_tiles, (a_desc, a, w_desc, sorted_ids, experts, post, counter, a_bufs, w_bufs, full, empty, words,
-                          ready, free, num_valid, N, K, stride_am, TOPK, GROUP, BLOCK_K, STAGES, PARTS, GATHER,
-                          DYNAMIC, HANDS)),
+                          ready, free, num_valid, N, K, stride_am, TOPK, GROUP, BLOCK_K, STAGES, PARTS, UP,
+                          HANDS)),
         ],
         [4, HANDS],
-        [224 if GATHER else 240, 56 if GATHER else 24],
+        [224 if UP else 240, 56 if UP else 24],
     )  # fmt: skip

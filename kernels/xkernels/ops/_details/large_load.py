@@ -76,8 +76,7 @@ def _issue(first, last, a_desc, a, w_desc, a_bufs, w_bufs, full, empty, index, p
 @gluon.jit
 def load_tiles(a_desc, a, w_desc, sorted_ids, experts, post, counter, a_bufs, w_bufs, full, empty, words, ready, free,
                num_valid, N, K, stride_am, TOPK: gl.constexpr, GROUP: gl.constexpr, BLOCK_K: gl.constexpr,
-               STAGES: gl.constexpr, PARTS: gl.constexpr, GATHER: gl.constexpr, DYNAMIC: gl.constexpr,
-               HANDS: gl.constexpr):  # fmt: skip
+               STAGES: gl.constexpr, PARTS: gl.constexpr, GATHER: gl.constexpr, HANDS: gl.constexpr):  # fmt: skip
     """The loader. It looks the next tile up in the middle of a tile, when the ring is full and it has time."""
     VEC: gl.constexpr = 128 // a_bufs.dtype.primitive_bitwidth
     num_m = gl.load(post) // (2 * ROWS)
@@ -85,7 +84,7 @@ def load_tiles(a_desc, a, w_desc, sorted_ids, experts, post, counter, a_bufs, w_
     total = num_m * num_n
     index, phase, turn = 0, 1, 0
     middle = K // (2 * BLOCK_K) * BLOCK_K
-    tile = gl.atomic_add(counter, 1, sem="relaxed") if DYNAMIC else gl.program_id(0)
+    tile = gl.atomic_add(counter, 1, sem="relaxed")
     m, n, expert, both = _describe(gl.minimum(tile, total - 1), num_m, num_n, experts, sorted_ids, num_valid, GROUP)
     slot0, slot1 = _slots(sorted_ids, m, GATHER, VEC, HANDS)
     while tile < total:
@@ -99,7 +98,7 @@ def load_tiles(a_desc, a, w_desc, sorted_ids, experts, post, counter, a_bufs, w_
         index, phase = _issue(0, gl.where(none, 0, middle), a_desc, a, w_desc, a_bufs, w_bufs, full, empty, index,
                               phase, at_w, at_a, both, slot0, slot1, num_valid, stride_am, TOPK, BLOCK_K, STAGES,
                               PARTS, GATHER, HANDS)  # fmt: skip
-        after = gl.atomic_add(counter, 1, sem="relaxed") if DYNAMIC else tile + gl.num_programs(0)
+        after = gl.atomic_add(counter, 1, sem="relaxed")
         m, n, expert, next_both = _describe(gl.minimum(after, total - 1), num_m, num_n, experts, sorted_ids, num_valid,
                                             GROUP)  # fmt: skip
         next0, next1 = _slots(sorted_ids, m, GATHER, VEC, HANDS)
@@ -108,6 +107,5 @@ def load_tiles(a_desc, a, w_desc, sorted_ids, experts, post, counter, a_bufs, w_
                               PARTS, GATHER, HANDS)  # fmt: skip
         tile, both, slot0, slot1 = after, next_both, next0, next1
     give(words, ready, free, turn, -1, HANDS)
-    if DYNAMIC:
-        if tile == total + gl.num_programs(0) - 1:
-            gl.store(counter, 0)
+    if tile == total + gl.num_programs(0) - 1:
+        gl.store(counter, 0)

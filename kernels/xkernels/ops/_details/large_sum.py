@@ -22,12 +22,12 @@ def _settled(x):
 
 @gluon.jit
 def plain_sum(a_bufs, w_bufs, full, empty, index, phase, steps, HALF: gl.constexpr, STAGES: gl.constexpr,
-              FENCE: gl.constexpr, layout: gl.constexpr):  # fmt: skip
+              GATHER: gl.constexpr, layout: gl.constexpr):  # fmt: skip
     """acc [64, 256] of a tile without scales, one k-step behind in giving stages back."""
     acc = gl.zeros([ROWS, COLS], gl.float32, layout)
     for step in range(steps):
         mbarrier.wait(full.index(index), phase)
-        if FENCE:
+        if GATHER:
             fence_async_shared()
         acc = warpgroup_mma(a_bufs.index(index * 2 + HALF), w_bufs.index(index).permute((1, 0)), acc, is_async=True)
         acc = warpgroup_mma_wait(1, deps=[acc])
@@ -40,7 +40,7 @@ def plain_sum(a_bufs, w_bufs, full, empty, index, phase, steps, HALF: gl.constex
 
 @gluon.jit
 def scaled_sum(a_bufs, w_bufs, full, empty, index, phase, steps, a_scale, from_s, from_w, next_w, stride_sk, stride_wsk,
-               UP: gl.constexpr, HALF: gl.constexpr, STAGES: gl.constexpr, FENCE: gl.constexpr,
+               UP: gl.constexpr, HALF: gl.constexpr, STAGES: gl.constexpr, GATHER: gl.constexpr,
                layout: gl.constexpr):  # fmt: skip
     """The two halves of a tile, [64, 128] each, with block scales applied to every k-step.
 
@@ -58,7 +58,7 @@ def scaled_sum(a_bufs, w_bufs, full, empty, index, phase, steps, a_scale, from_s
     for step in range(steps):
         a = a_bufs.index(index * 2 + HALF)
         mbarrier.wait(full.index(index * 2), phase)
-        if FENCE:
+        if GATHER:
             fence_async_shared()
         part = warpgroup_mma(a, w_bufs.index(index * 2).permute((1, 0)), zero, use_acc=False, is_async=True)
         if UP:

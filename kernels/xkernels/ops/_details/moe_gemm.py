@@ -23,10 +23,17 @@ import triton.language as tl
 
 from xkernels.ops._details.activation import combine_gate
 from xkernels.ops._details.common import helper, matmul_add, narrow, swizzle
-from xkernels.ops._details.expert_tiles import block_scales, pair, weight_tile
+from xkernels.ops._details.mxfp4 import unpack
 from xkernels.ops._details.pdl import launch_dependents, prefetch, wait_dependencies
 from xkernels.ops._details.quant import quant_pair, quant_rows
-from xkernels.ops._details.wide_gemm import up_both
+
+
+@helper
+def _pair(acc, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Gate and up [ROWS, COLS / 2] out of [ROWS, COLS] interleaved in groups of eight columns."""
+    groups = tl.reshape(acc, (ROWS, COLS // 16, 2, 8))
+    gate, up = tl.split(tl.permute(groups, (0, 1, 3, 2)))
+    return tl.reshape(gate, (ROWS, COLS // 2)), tl.reshape(up, (ROWS, COLS // 2))
 
 
 @helper
@@ -57,6 +64,53 @@ def _own_tile(tile, post, experts, sorted_ids, num_n, num_valid, BLOCK_M: tl.con
     first = tl.load(sorted_ids + pid_m * BLOCK_M)
     used = (tile < num_m * num_n) & (first < num_valid)
     return pid_m, pid_n, tl.where(used, expert, -2)
+
+
+@helper
+def _weights(w, w_scale, expert, n0, k, N, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N: tl.constexpr,
+             BLOCK_K: tl.constexpr, W_TMA: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
+             SCHEME: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
+    """Weight tile [BLOCK_N, BLOCK_K] of one expert."""
+    PACK: tl.constexpr = 2 if SCHEME == "mxfp4" else 1
+    rows = n0 + tl.arange(0, BLOCK_N)
+    if W_TMA:
+        tile = w.load([(expert * N).to(tl.int32) + n0, k // PACK])
+    else:
+        ks = tl.arange(0, BLOCK_K // PACK)
+        at = w + expert * stride_we + rows.to(tl.int64)[:, None] * stride_wn + k // PACK + ks[None, :]
+        if EVEN_N and EVEN_K:
+            tile = tl.load(at)
+        elif EVEN_K:
+            tile = tl.load(at, mask=(rows < N)[:, None], other=0.0)
+        else:
+            tile = tl.load(at, mask=(rows < N)[:, None] & (ks < (K - k) // PACK)[None, :], other=0.0)
+    if SCHEME == "mxfp4":
+        groups = tl.arange(0, BLOCK_K // 32)
+        at = w_scale + expert * stride_wse + rows[:, None] * stride_wsn + k // 32 + groups[None, :]
+        mask = (rows < N)[:, None] & (groups < (K - k) // 32)[None, :]
+        tile = unpack(tile, tl.load(at, mask=mask, other=0), dtype, BLOCK_N, BLOCK_K)
+    return tile
+
+
+@helper
+def _block_scales(scale, n0, k, K, stride_n, stride_k, BLOCK_N: tl.constexpr, GROUP_N: tl.constexpr,
+                  GROUP_K: tl.constexpr, SCALES: tl.constexpr):  # fmt: skip
+    """Weight scales of one k-block for the tile's rows.
+
+    SCALES: `one` (the tile lies in one block of rows), `two` (gate rows have one scale and up rows the next) or `each`.
+    """
+    at = scale + (k // GROUP_K) * stride_k
+    ok = k < K
+    if SCALES == "one":
+        s = tl.zeros([BLOCK_N], tl.float32) + tl.load(at + (n0 // GROUP_N) * stride_n, mask=ok, other=0.0)
+    elif SCALES == "two":
+        gate = tl.load(at + (n0 // GROUP_N) * stride_n, mask=ok, other=0.0)
+        up = tl.load(at + (n0 // GROUP_N + 1) * stride_n, mask=ok, other=0.0)
+        s = tl.where(tl.arange(0, BLOCK_N) // 8 % 2 == 0, gate, up)
+    else:
+        rows = n0 + tl.arange(0, BLOCK_N)
+        s = tl.load(at + (rows // GROUP_N) * stride_n, mask=(rows >= 0) & ok, other=0.0)
+    return s
 
 
 @helper
@@ -94,8 +148,8 @@ def _up_result(pid_m, n0, expert, x, x_scale, w, w_scale, bias, weight, sorted_i
     s = valid
     ws = valid
     if SCHEME == "block":
-        ws = block_scales(w_scale + expert * stride_wse, n0, 0, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N, GROUP_K,
-                          SCALES)  # fmt: skip
+        ws = _block_scales(w_scale + expert * stride_wse, n0, 0, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
+                           GROUP_K, SCALES)  # fmt: skip
         if not INLINE:
             s = tl.load(x_scale + token * stride_xsm, mask=valid, other=0.0)
     for step in range(steps):
@@ -105,13 +159,13 @@ def _up_result(pid_m, n0, expert, x, x_scale, w, w_scale, bias, weight, sorted_i
             a = tl.load(at, mask=valid[:, None], other=0.0)
         else:
             a = tl.load(at, mask=valid[:, None] & (ks < K - k)[None, :], other=0.0)
-        b = weight_tile(w, w_scale, expert, n0, k, N2, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N,
-                        BLOCK_K, W_TMA, EVEN_N, EVEN_K, SCHEME, dtype)  # fmt: skip
+        b = _weights(w, w_scale, expert, n0, k, N2, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N,
+                     BLOCK_K, W_TMA, EVEN_N, EVEN_K, SCHEME, dtype)  # fmt: skip
         acc = _step(acc, a, b, s, ws, dtype, SCHEME, INLINE, SWAP)
         if SCHEME == "block":
             k += BLOCK_K
-            ws = block_scales(w_scale + expert * stride_wse, n0, k, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
-                              GROUP_K, SCALES)  # fmt: skip
+            ws = _block_scales(w_scale + expert * stride_wse, n0, k, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
+                               GROUP_K, SCALES)  # fmt: skip
             if not INLINE:
                 s = tl.load(x_scale + token * stride_xsm + k // GROUP_K, mask=valid & (k < K), other=0.0)
     acc = tl.trans(acc) if SWAP else acc
@@ -123,7 +177,7 @@ def _up_result(pid_m, n0, expert, x, x_scale, w, w_scale, bias, weight, sorted_i
         acc *= tl.load(weight + slot, mask=valid, other=0.0)[:, None]
     if HAS_BIAS:
         acc += tl.load(bias + expert * N2 + cols, mask=cols < N2, other=0.0).to(tl.float32)[None, :]
-    gate, up = pair(acc, BLOCK_M, BLOCK_N)
+    gate, up = _pair(acc, BLOCK_M, BLOCK_N)
     return combine_gate(gate, up, ACT, ALPHA, LIMIT)
 
 
@@ -135,30 +189,23 @@ def _up_tile(pid_m, pid_n, expert, x, x_scale, w, w_scale, bias, out, out_scale,
              EVEN_K: tl.constexpr, SCHEME: tl.constexpr, SCALES: tl.constexpr, INLINE: tl.constexpr,
              QUANT_OUT: tl.constexpr, SWAP: tl.constexpr, HAS_BIAS: tl.constexpr, MUL_WEIGHT: tl.constexpr,
              ACT: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):  # fmt: skip
-    """One tile of the up projection, or the two that make a group of columns (QUANT_OUT 2: in turn, 3: at once)."""
+    """One tile of the up projection, or with QUANT_OUT 2 the two that make a group of columns: compute and store."""
     HALF: tl.constexpr = BLOCK_N // 2
     expert = expert.to(tl.int64)
     rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tl.arange(0, HALF)
-    n0 = pid_n * (2 * BLOCK_N if QUANT_OUT >= 2 else BLOCK_N)
+    n0 = pid_n * (2 * BLOCK_N if QUANT_OUT == 2 else BLOCK_N)
+    result = _up_result(pid_m, n0, expert, x, x_scale, w, w_scale, bias, weight, sorted_ids, num_valid, N2, K,
+                        stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk,
+                        TOPK, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA, EVEN_N, EVEN_K, SCHEME, SCALES,
+                        INLINE, SWAP, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA, LIMIT)  # fmt: skip
     at = out + rows.to(tl.int64)[:, None] * stride_out + (n0 // 2 + cols)[None, :]
     mask = (n0 // 2 + cols < N2 // 2)[None, :]
-    if QUANT_OUT == 3:
-        result, second = up_both(pid_m, n0, expert, x, x_scale, w, w_scale, sorted_ids, num_valid, N2, K, stride_xm,
-                                 stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, TOPK,
-                                 BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA, EVEN_N, EVEN_K, ACT, ALPHA,
-                                 LIMIT)  # fmt: skip
-    else:
-        result = _up_result(pid_m, n0, expert, x, x_scale, w, w_scale, bias, weight, sorted_ids, num_valid, N2, K,
-                            stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk,
-                            TOPK, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA, EVEN_N, EVEN_K, SCHEME, SCALES,
-                            INLINE, SWAP, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA, LIMIT)  # fmt: skip
     if QUANT_OUT == 2:
         second = _up_result(pid_m, n0 + BLOCK_N, expert, x, x_scale, w, w_scale, bias, weight, sorted_ids, num_valid,
                             N2, K, stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn,
                             stride_wsk, TOPK, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA, EVEN_N, EVEN_K,
                             SCHEME, SCALES, INLINE, SWAP, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA, LIMIT)  # fmt: skip
-    if QUANT_OUT >= 2:
         q, q2, s = quant_pair(result, second, out.dtype.element_ty)
         tl.store(at, q)
         tl.store(at + HALF, q2)
@@ -185,7 +232,7 @@ def up_gemm(x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, ex
     `weights` is the tensor that `w` may be a descriptor of. LINES > 0 only where the predecessor is this layer's own:
     it has waited, so the alignment is there.
     """
-    WIDE: tl.constexpr = 2 * BLOCK_N if QUANT_OUT >= 2 else BLOCK_N
+    WIDE: tl.constexpr = 2 * BLOCK_N if QUANT_OUT == 2 else BLOCK_N
     num_n = (N2 + WIDE - 1) // WIDE
     if PDL and LINES > 0:
         pid_m, pid_n, expert = _own_tile(tl.program_id(0), post, experts, sorted_ids, num_n, num_valid, BLOCK_M, GROUP)
@@ -243,8 +290,8 @@ def _down_tile(pid_m, pid_n, expert, h, h_scale, w, w_scale, bias, out, weight, 
     s = row
     ws = row
     if SCHEME == "block":
-        ws = block_scales(w_scale + expert * stride_wse, n0, 0, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N, GROUP_K,
-                          SCALES)  # fmt: skip
+        ws = _block_scales(w_scale + expert * stride_wse, n0, 0, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
+                           GROUP_K, SCALES)  # fmt: skip
         if not INLINE:
             s = tl.load(h_scale + row * stride_hsm)
     for step in range(steps):
@@ -255,13 +302,13 @@ def _down_tile(pid_m, pid_n, expert, h, h_scale, w, w_scale, bias, out, weight, 
             a = tl.load(h + row[:, None] * stride_h + (k + ks)[None, :])
         else:
             a = tl.load(h + row[:, None] * stride_h + (k + ks)[None, :], mask=(ks < K - k)[None, :], other=0.0)
-        b = weight_tile(w, w_scale, expert, n0, k, N, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N, BLOCK_K,
-                        W_TMA, EVEN_N, EVEN_K, SCHEME, dtype)  # fmt: skip
+        b = _weights(w, w_scale, expert, n0, k, N, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N,
+                     BLOCK_K, W_TMA, EVEN_N, EVEN_K, SCHEME, dtype)  # fmt: skip
         acc = _step(acc, a, b, s, ws, dtype, SCHEME, INLINE, SWAP)
         if SCHEME == "block":
             k += BLOCK_K
-            ws = block_scales(w_scale + expert * stride_wse, n0, k, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
-                              GROUP_K, SCALES)  # fmt: skip
+            ws = _block_scales(w_scale + expert * stride_wse, n0, k, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
+                               GROUP_K, SCALES)  # fmt: skip
             if not INLINE:
                 s = tl.load(h_scale + row * stride_hsm + (k // GROUP_K) * stride_hsk, mask=(row >= 0) & (k < K),
                             other=0.0)  # fmt: skip
