@@ -13,6 +13,7 @@ import torch
 from xkernels.device import of
 
 _BLOCK = 4096  # words allocated at once
+_APART = 4  # words from one to the next: Triton compiles for whether a pointer is a multiple of 16 bytes
 _LOCK = threading.Lock()
 _POOLS: dict[torch.device, _Pool] = {}
 
@@ -30,12 +31,12 @@ class _Pool:
         if not self.left:
             return None
         self.left -= 1
-        return self.blocks[-1][self.left : self.left + 1]
+        return self.blocks[-1][self.left, :1]
 
     def refill(self, device: torch.device) -> None:
         """New words where half of a block is gone; they are zero for every stream when this returns."""
         if self.left * 2 <= _BLOCK:
-            self.blocks.append(torch.zeros(_BLOCK, dtype=torch.int32, device=device))
+            self.blocks.append(torch.zeros(_BLOCK, _APART, dtype=torch.int32, device=device))
             self.left = _BLOCK
             of(self.blocks[-1]).synchronize()
 

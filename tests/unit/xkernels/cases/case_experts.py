@@ -159,7 +159,9 @@ def test_many_rows_on_hopper(kind: str, extra: dict[str, Any]) -> None:
     p = quantised(kind, e, h, n) if kind == "fp8_block" else prepare_experts(
         random(e, 2 * n, h, seed=1).to(torch.bfloat16), random(e, h, n, seed=2).to(torch.bfloat16)
     )  # fmt: skip
-    tile = config(128, 256, 128 if kind == "fp8_block" else 64, **{"num_warps": 8, "num_stages": 4, "USE_TMA": True} | extra)
+    tile = config(
+        128, 256, 128 if kind == "fp8_block" else 64, **{"num_warps": 8, "num_stages": 4, "USE_TMA": True} | extra
+    )
     for tokens in (1, 63, 64, 65, 700):
         x, (weights, ids) = random(tokens, 2 * h, seed=3, scale=1).to(torch.bfloat16)[:, ::2], routed(tokens, e, 2)
         for routing in (ids, ids.where(ids != 1, -1), torch.full_like(ids, 2), torch.full_like(ids, -1)):
