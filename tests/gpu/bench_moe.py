@@ -71,8 +71,8 @@ def configs(mode: str, m: int) -> list[dict[str, Any]]:
 
 
 def for_many(config: dict[str, Any]) -> bool:
-    """Whether our kernel for many rows takes a candidate; SGLang's skips it where it is too large for it."""
-    return (config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]) == (128, 256) and "PROGRAMS" not in config
+    """Whether our kernel for many rows takes a candidate."""
+    return (config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]) == (128, 256)
 
 
 def variants(mode: str, m: int, part: str) -> list[dict[str, Any]]:
@@ -85,9 +85,9 @@ def variants(mode: str, m: int, part: str) -> list[dict[str, Any]]:
             others.append({"INLINE": False} if part == "down" else {"LINES": 2} if m == 1 else {"QUANT_OUT": True})
         if fp8 and few and part == "down" and m > 1 and config["BLOCK_SIZE_N"] == 128:
             others.append({"PROGRAMS": 3})
-        if not few and (part == "down" or not fp8) and not (fp8 and for_many(config)):
+        if not few and (part == "down" or not fp8) and not for_many(config):
             others.append({"PROGRAMS": 0})
-        if (not few and not fp8 and m > 512) or for_many(config):
+        if not few and m > 512 and (not fp8 or for_many(config)):
             others.append({"PDL": False})
         out += [{**config, **other} for other in others]
     return out
