@@ -17,6 +17,7 @@ def kernels() -> str:
     """The page of the kernels."""
     parts = [f"# Kernels, measured\n\n{GENERATED}\n"]
     parts += [_moe(_read(f"h200_moe_{mode}.json")) for mode in ("bf16", "fp8")]
+    parts.append(_many(_read("h200_large_rows.json")))
     parts.append(_ops(_read("h200_ops.json")))
     parts.append(_expert_parallel(_read("h200_expert_parallel.json")))
     parts.append(_compiled(_read("bmg_compile.json")))
@@ -303,6 +304,29 @@ def _moe(d: dict[str, Any]) -> str:
     )
     lines.append(f"\nWorst relative error against the float32 twin ({errors}).\n")
     return "\n".join(lines)
+
+
+def _many(d: dict[str, Any]) -> str:
+    lines = [f"## Fused experts, many rows\n\n{_where(d)}\n", *(f"- {note}" for note in d["notes"])]
+    lines += ["\n| mode | shape | M | up us: SGLang, before, many | of floor | chain us: SGLang, before, many | "
+              "SGLang over before | over many |", "|" + "---|" * 8]  # fmt: skip
+    for row in d["rows"]:
+        us, (e, topk, h, n) = row["us"], d["shapes"][row["shape"]]
+        up, chain = (
+            ", ".join(f"{us[who][part]:.1f}" for who in ("sglang", "before", "many")) for part in ("up", "chain")
+        )
+        ratios = [us["sglang"]["chain"] / us[who]["chain"] for who in ("before", "many")]
+        lines.append(
+            f"| {row['mode']} | E={e} topk {topk} H={h} N={n} | {row['m']} | {up} | "
+            f"{row['floor_us']['up'] / us['many']['up']:.2f} | {chain} | {ratios[0]:.3f} | {ratios[1]:.3f} |"
+        )
+    worst = "; ".join(f"{m}: many {e['many']:.1e}, before {e['before']:.1e}" for m, e in d["errors"].items())
+    lines += [f"\nWorst relative error against the float32 twin ({worst}).", "\nWhat was tried beside it:\n"]
+    lines += ["| variant | mode | its chain over that of the one kept, geometric mean |", "|---|---|---|"]
+    lines += [f"| {t['variant']} | {t['mode']} | {t['chain']:.3f} |" for t in d["tried"]]
+    lines += ["\n| sigmoid, up projection at M | mode | fast us | exact us |", "|---|---|---|---|"]
+    lines += [f"| {s['m']} | {s['mode']} | {s['fast_us']:.1f} | {s['exact_us']:.1f} |" for s in d["sigmoid"]]
+    return "\n".join(lines) + "\n"
 
 
 def _compiled(d: dict[str, Any]) -> str:

@@ -45,14 +45,16 @@ CANDIDATES: dict[str, dict[int, list[tuple[int, ...]]]] = {
             (16, 32, 128, 4, 4), (16, 64, 256, 4, 3)],
         128: [(16, 128, 128, 4, 3), (16, 64, 128, 4, 3), (16, 64, 64, 4, 4), (16, 128, 128, 8, 2), (16, 128, 128, 8, 3),
               (16, 128, 64, 4, 4), (16, 64, 256, 4, 3)],
-        512: [(64, 128, 64, 4, 4), (64, 128, 64, 4, 3), (64, 128, 128, 8, 3), (64, 128, 128, 4, 3)],
-        4096: [(128, 256, 64, 8, 4), (128, 128, 64, 8, 3), (128, 128, 64, 8, 6), (128, 128, 64, 8, 5)],
+        512: [(64, 128, 64, 4, 4), (64, 128, 64, 4, 3), (64, 128, 128, 8, 3), (64, 128, 128, 4, 3),
+              (128, 256, 64, 8, 4)],
+        4096: [(128, 256, 64, 8, 4), (128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (128, 128, 64, 8, 6),
+               (128, 128, 64, 8, 5)],
     },
     "fp8": {
         1: [(16, 64, 128, 4, 4), (16, 128, 128, 4, 5), (16, 64, 128, 4, 6), (16, 128, 128, 4, 3), (16, 64, 128, 4, 5)],
         128: [(16, 128, 128, 4, 3), (16, 64, 128, 4, 4), (16, 64, 128, 4, 3), (16, 256, 128, 8, 3),
               (16, 128, 128, 4, 4)],
-        4096: [(64, 128, 128, 4, 4), (64, 128, 128, 4, 3), (64, 64, 128, 4, 4)],
+        4096: [(64, 128, 128, 4, 4), (64, 128, 128, 4, 3), (64, 64, 128, 4, 4), (128, 256, 128, 8, 4)],
     },
 }  # fmt: skip
 
@@ -68,6 +70,11 @@ def configs(mode: str, m: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def for_many(config: dict[str, Any]) -> bool:
+    """Whether our kernel for many rows takes a candidate."""
+    return (config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]) == (128, 256)
+
+
 def variants(mode: str, m: int, part: str) -> list[dict[str, Any]]:
     """The candidates as our kernel can run them: with a rule of its launcher and with that rule's other choice."""
     out = []
@@ -78,9 +85,9 @@ def variants(mode: str, m: int, part: str) -> list[dict[str, Any]]:
             others.append({"INLINE": False} if part == "down" else {"LINES": 2} if m == 1 else {"QUANT_OUT": True})
         if fp8 and few and part == "down" and m > 1 and config["BLOCK_SIZE_N"] == 128:
             others.append({"PROGRAMS": 3})
-        if not few and (part == "down" or not fp8):
+        if not few and (part == "down" or not fp8) and not for_many(config):
             others.append({"PROGRAMS": 0})
-        if not few and not fp8 and m > 512:
+        if not few and m > 512 and (not fp8 or for_many(config)):
             others.append({"PDL": False})
         out += [{**config, **other} for other in others]
     return out
@@ -179,7 +186,10 @@ def compile_ours(p: Problem, data: Any, al: Any, config: dict[str, Any]) -> int:
     x, weights, _ = data
     e, alignment, rows = p.sets[0][1], Alignment(*al, config["BLOCK_SIZE_M"]), al[0].numel()
     kinds, follow = [ours.Rows(torch.randn(rows, p.N, device=x.device).to(x.dtype))], [config]
-    if p.mode == "fp8":
+    if p.mode == "fp8" and for_many(config):
+        scales = torch.ones(rows, p.N // 128, device=x.device)
+        kinds = [ours.Rows(kinds[0].values.to(torch.float8_e4m3fn), scales, (p.N // 128, 1))]
+    elif p.mode == "fp8":
         scales = torch.ones(p.N // 128, rows, device=x.device)
         kinds.append(ours.Rows(kinds[0].values.to(torch.float8_e4m3fn), scales, (1, rows)))
         follow.append({**config, "INLINE": not config.get("INLINE", config["BLOCK_SIZE_M"] <= 32)})

@@ -150,7 +150,7 @@ class Session:
         adapter = self._simulated(engine, problem, target)
         batch = self._compile_batch(size)
         launch = functools.partial(batch.launch, projection, config, 0)
-        return {"facts": compile_facts(adapter.kernel_of(projection), launch)}
+        return {"facts": compile_facts(adapter.kernels_of(projection), launch)}
 
     def do_helpers(self, engine: str, problem: dict[str, Any], target: Mapping[str, Any], block: int) -> dict[str, Any]:
         """Compile what runs around the tuned kernels at one BLOCK_SIZE_M (0: whatever needs none)."""

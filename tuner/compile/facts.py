@@ -85,7 +85,7 @@ def _nvidia(cubin: bytes) -> dict[str, int]:
 
 def _block_loads(asm: Any, target: Target) -> bool | None:
     place = _BLOCK_LOADS.get(target.backend)
-    source = str(asm.get("ttir", ""))
-    if place is None or "tt.descriptor_load" not in source:
+    source = str(asm.get("ttir", asm.get("ttgir", "")))  # Gluon begins at the latter
+    if place is None or not any(word in source for word in ("tt.descriptor_load", "async_tma_copy_global_to_local")):
         return None
     return re.search(place[1], str(asm.get(place[0], ""))) is not None

@@ -42,7 +42,7 @@ _BMG: dict[str, Any] = {
 }  # fmt: skip
 
 TARGETS: tuple[Target, ...] = (
-    Target("sm_90", "cuda", 90, 32, 232448, 132, features=frozenset({"pdl"})),
+    Target("sm_90", "cuda", 90, 32, 232448, 132, features=frozenset({"pdl", "wgmma"})),
     Target("sm_100", "cuda", 100, 32, 232448, 148, features=frozenset({"pdl"})),
     Target("gfx942", "hip", "gfx942", 64, 65536, 304, fp8="float8_e4m3fnuz"),
     Target("gfx950", "hip", "gfx950", 64, 163840, 256),

@@ -120,8 +120,8 @@ class Adapter(Protocol):
     def batch(self, size: int, routes: Routes) -> Batch:
         """Prepare the inputs of one batch size."""
 
-    def kernel_of(self, projection: Projection) -> str:
-        """Name of the kernel whose compiled facts count for a projection."""
+    def kernels_of(self, projection: Projection) -> tuple[str, ...]:
+        """Names of the kernels of which every launch of a projection runs one: its compiled facts count."""
 
     def default(self, size: int) -> Mapping[str, Any] | None:
         """The config that the launcher takes by itself; None where `moegate.configs` says what runs without a file."""

@@ -66,10 +66,10 @@ class OneKernel(AdapterBase):
         """Sources of the kernel, its helpers and its launcher."""
         return kernel_files(self.problem.op)
 
-    def kernel_of(self, projection: Projection) -> str:
+    def kernels_of(self, projection: Projection) -> tuple[str, ...]:
         """The one kernel."""
         del projection
-        return self.kernel
+        return (self.kernel,)
 
     def simulate(self, target: Mapping[str, Any]) -> None:
         """The launchers ask nothing of the device that the stub driver does not answer."""

@@ -193,10 +193,10 @@ class ForeignExperts(AdapterBase, ABC):
         generator = None if meta else torch.Generator(self.device).manual_seed(self.seed + 7 * size)
         return ForeignBatch(self, self.random((size, self.problem.H), _INPUT_SCALE, generator), routes)
 
-    def kernel_of(self, projection: Projection) -> str:
+    def kernels_of(self, projection: Projection) -> tuple[str, ...]:
         """One kernel serves both projections."""
         del projection
-        return self.source.kernel
+        return (self.source.kernel,)
 
     def helpers(self, block: int) -> Sequence[Callable[[], object]]:
         """Our own sorting, which runs before the engine's kernel."""

@@ -38,7 +38,7 @@ __all__ = ["MoegateExperts", "make"]
 
 _WEIGHT_SCALE = 1 / 16
 _INPUT_SCALE = 1 / 8
-_KERNELS: dict[Projection, str] = {"up": "up_gemm", "down": "down_gemm"}
+_KERNELS: dict[Projection, tuple[str, ...]] = {"up": ("up_gemm", "large_gemm"), "down": ("down_gemm", "large_gemm")}
 
 
 def make(problem: Problem) -> Adapter:
@@ -118,8 +118,8 @@ class MoegateExperts(AdapterBase):
         x = self._random((size, self.problem.H), generator) * _INPUT_SCALE
         return _ExpertsBatch(self, x.to(self.dtype), routes)
 
-    def kernel_of(self, projection: Projection) -> str:
-        """Name of the kernel whose compiled facts count for a projection."""
+    def kernels_of(self, projection: Projection) -> tuple[str, ...]:
+        """The kernel for any rows and the one for many; the config says which of them a launch runs."""
         return _KERNELS[projection]
 
     def helpers(self, block: int) -> Sequence[Callable[[], object]]:

@@ -1,13 +1,15 @@
 """The prior: which tiles won elsewhere, ranked for one dtype class and batch size.
 
 `portfolio.json` is a table of counts distilled from published config files (see `tuner.prior.distill`); it holds no
-file of anybody's. An architecture can be left out, so that what the prior is worth on a new device can be measured.
+file of anybody's. `measured.json` names tiles that no such file could choose, since our own kernels alone are good with
+them; they come first. An architecture can be left out, so that what the prior is worth on a new device can be measured.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from tuner.config import Config
 __all__ = ["Prior", "dtype_class", "grid_distance", "load"]
 
 _FILE = Path(__file__).with_name("portfolio.json")
+_MEASURED = Path(__file__).with_name("measured.json")
 _REACH = 2
 _SCHEMA = 1
 # Classes whose winners resemble each other enough to fill up a list that is too short.
@@ -46,13 +49,17 @@ def grid_distance(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class Prior:
-    """Counts of winning tiles. `exclude` names architectures (`sm_90`) whose counts are not looked at."""
+    """Counts of winning tiles; `first`: tiles that come before them, by class, architecture and batch size.
+
+    `exclude` names architectures (`sm_90`) of which nothing is looked at.
+    """
 
     fields: tuple[str, ...]
     tiles: tuple[tuple[int, ...], ...]
     counts: dict[str, dict[str, dict[int, dict[int, int]]]]
     source: str = ""
     exclude: frozenset[str] = frozenset()
+    first: Mapping[str, Mapping[str, Mapping[int, tuple[Config, ...]]]] = field(default_factory=dict)
 
     def without(self, *families: str) -> Prior:
         """The same prior as if these architectures had never been tuned. UsageError for one that it does not hold."""
@@ -63,12 +70,12 @@ class Prior:
                 field="--without",
                 fix=f"one of {', '.join(sorted(filter(None, known)))}",
             )
-        return Prior(self.fields, self.tiles, self.counts, self.source, self.exclude | frozenset(families))
+        return replace(self, exclude=self.exclude | frozenset(families))
 
     def ranked(
         self, dtype: str | None, block_shape: tuple[int, int] | None, batch_size: int, limit: int
     ) -> list[Config]:
-        """The `limit` most frequent tiles within two batch-size steps, the most frequent first.
+        """The `limit` most frequent tiles within two batch-size steps: measured ones first, then the most frequent.
 
         Args:
             dtype: the dtype field of the config file's name.
@@ -90,18 +97,38 @@ class Prior:
             found += [tile for tile in ordered if tile not in found]
             if len(found) >= limit:
                 break
-        return [Config.of(dict(zip(self.fields, self.tiles[tile], strict=True))) for tile in found[:limit]]
+        counted = [Config.of(dict(zip(self.fields, self.tiles[tile], strict=True))) for tile in found]
+        return list(dict.fromkeys([*self._measured(kind, batch_size), *counted]))[:limit]
+
+    def _measured(self, kind: str, batch_size: int) -> list[Config]:
+        sizes = [s for family, s in self.first.get(kind, {}).items() if family not in self.exclude]
+        return [tile for each in sizes for size, tiles in each.items() if grid_distance(size, batch_size) <= _REACH
+                for tile in tiles]  # fmt: skip
 
 
 @cache
-def load(path: Path = _FILE) -> Prior:
-    """Read the distilled table. Raises RecordError where it is damaged or of another schema."""
+def load(path: Path = _FILE, measured: Path = _MEASURED) -> Prior:
+    """Read both tables. Raises RecordError where one is damaged or of another schema."""
+    data, first = _table(path), _table(measured)
+    named = {
+        kind: {
+            family: {
+                int(size): tuple(Config.of(dict(zip(first["fields"], tile, strict=True))) for tile in tiles)
+                for size, tiles in sizes.items()
+            }
+            for family, sizes in families.items()
+        }
+        for kind, families in first["tiles"].items()
+    }
+    tiles = tuple(tuple(tile) for tile in data["tiles"])
+    return Prior(tuple(data["fields"]), tiles, _counts(data["counts"]), data["source"], first=named)
+
+
+def _table(path: Path) -> dict[str, Any]:
     data = canonical.load_json(path)
     if not isinstance(data, dict) or data.get("schema") != _SCHEMA:
         raise RecordError(f"is no prior of schema {_SCHEMA}", file=path)
-    return Prior(
-        tuple(data["fields"]), tuple(tuple(tile) for tile in data["tiles"]), _counts(data["counts"]), data["source"]
-    )
+    return data
 
 
 def _counts(data: dict[str, Any]) -> dict[str, dict[str, dict[int, dict[int, int]]]]:

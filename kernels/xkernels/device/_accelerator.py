@@ -38,6 +38,7 @@ class Accelerator:
 
     torch_type: str
     graph_class: str
+    queue_field = "cuda_stream"
 
     def __init__(self, index: int = 0, module: Any = None) -> None:
         self.index = index
@@ -59,6 +60,15 @@ class Accelerator:
     def features(self) -> frozenset[str]:
         """Nothing beyond plain Triton."""
         return frozenset()
+
+    def queue(self) -> int:
+        """The handle of the current stream."""
+        return int(getattr(self._module.current_stream(self.index), self.queue_field))
+
+    def capturing(self) -> bool:
+        """Whether the current stream is being captured; False where this torch build cannot tell."""
+        asked = getattr(self._module, "is_current_stream_capturing", None)
+        return bool(asked()) if asked is not None else False
 
     def current(self) -> AbstractContextManager[Any]:
         """Make this the current device."""

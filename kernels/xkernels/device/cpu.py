@@ -73,6 +73,14 @@ class CpuDevice:
         """Nothing beyond plain Triton."""
         return frozenset()
 
+    def queue(self) -> int:
+        """There is only one stream."""
+        return 0
+
+    def capturing(self) -> bool:
+        """There are no graphs."""
+        return False
+
     def current(self) -> AbstractContextManager[Any]:
         """Nothing to switch."""
         return nullcontext()

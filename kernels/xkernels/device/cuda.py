@@ -41,8 +41,9 @@ class CudaDevice(Accelerator):
         return DeviceIdentity("cuda", str(p.name), identity, self.arch(), "", int(p.total_memory))
 
     def features(self) -> frozenset[str]:
-        """Programmatic dependent launch came with compute capability 9.0."""
-        return frozenset({"pdl"}) if self.capability() >= 90 else frozenset()
+        """Programmatic dependent launch came with compute capability 9.0; that one's matrix products went with it."""
+        capability = self.capability()
+        return frozenset({"pdl"} if capability >= 90 else ()) | frozenset({"wgmma"} if capability == 90 else ())
 
     def limits(self) -> Limits:
         """Opt-in shared memory per block, L2 size, multiprocessors."""

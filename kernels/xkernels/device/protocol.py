@@ -75,7 +75,17 @@ class Device(Protocol):
         """What this device can hold at once."""
 
     def features(self) -> frozenset[str]:
-        """What kernels may use beyond plain Triton: `pdl` (a kernel may start while its predecessor drains)."""
+        """What kernels may use beyond plain Triton.
+
+        `pdl`: a kernel may start while its predecessor drains. `wgmma`: matrix products that four warps issue together
+        on operands in shared memory, as Hopper alone has them.
+        """
+
+    def queue(self) -> int:
+        """A number for the stream that work is issued to now: what has the same number runs one after the other."""
+
+    def capturing(self) -> bool:
+        """Whether work issued now goes into a graph instead of running."""
 
     def current(self) -> AbstractContextManager[Any]:
         """Make this the process's current device for a `with` block."""

@@ -23,6 +23,7 @@ class XpuDevice(Accelerator):
     kind: Kind = "xpu"
     torch_type = "xpu"
     graph_class = "XPUGraph"
+    queue_field = "sycl_queue"
 
     def arch(self) -> str:
         """`bmg`, `pvc`, `acm`, or `xpu` for a device that the table above does not name."""

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -182,21 +183,34 @@ H200 = {"backend": "cuda", "arch": "90", "warp": 32, "features": ["pdl"], "limit
 TILE = Config.of(
     {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 3}
 )
+MANY = Config.of(
+    {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 16, "num_warps": 8,
+     "num_stages": 4, "USE_TMA": True}
+)  # fmt: skip
+HOPPER = {**H200, "features": ["pdl", "wgmma"]}
 
 
-def test_one_compile_serves_every_batch_size(tmp_path: Path) -> None:
-    problem = Problem("fused_experts", 64, 896, 1280, 6, "bfloat16")
+@pytest.mark.parametrize(
+    ("dtype", "block", "target", "config"),
+    [("bfloat16", None, H200, TILE), ("fp8_w8a8", (128, 128), HOPPER, MANY)],
+    ids=["any rows", "many rows"],
+)
+def test_one_compile_serves_every_batch_size(
+    tmp_path: Path, dtype: str, block: tuple[int, int] | None, target: dict[str, Any], config: Config
+) -> None:
+    problem = Problem("fused_experts", 64, 896, 1280, 6, dtype, block)
     worker = Worker(ChildSpec(tmp_path, env={"TRITON_CACHE_DIR": str(tmp_path / "cache")}), "compile")
     hashes = {}
     try:
         for projection in ("up", "down"):
             for size in (1, 5, 64, 4096):
                 answer = worker.ask(
-                    "compile", 120, engine="moegate", problem=problem.as_dict(), target=H200, size=size,
-                    projection=projection, config=TILE.as_dict(),
+                    "compile", 120, engine="moegate", problem=problem.as_dict(), target=target, size=size,
+                    projection=projection, config=config.as_dict(),
                 )  # fmt: skip
                 assert "error" not in answer, answer
-                assert answer["facts"]["shared"] > 0
+                assert 0 < answer["facts"]["shared"] <= 232448
+                assert answer["facts"]["spill_bytes"] in (0, None)
                 hashes.setdefault(projection, set()).add(answer["facts"]["hash"])
     finally:
         worker.stop()

@@ -16,7 +16,9 @@ from tuner.effort import EFFORTS
 from tuner.journaled import PURPOSE
 from tuner.prior import dtype_class, grid_distance
 from tuner.prior import load as load_prior
+from tuner.problem import Problem
 from tuner.replay import Recorded, load, score
+from tuner.spaces import space_for
 from tuner.strategies import strategy
 from tuner.strategies.base import Arena, Outcome, Unit
 
@@ -101,6 +103,22 @@ def test_the_prior_can_leave_an_architecture_out() -> None:
     assert prior.without(*families).ranked(None, None, 64, 10)  # the kin classes fill up
     nothing = prior.without(*{f for kinds in prior.counts.values() for f in kinds})
     assert nothing.ranked(None, None, 64, 10) == []
+
+
+def test_tiles_that_our_own_kernel_alone_is_good_with_come_first_at_the_sizes_where_they_were() -> None:
+    prior, space, tile = load_prior(), space_for("fused_experts", "nvidia"), (128, 256, 128, 8, 4)
+    problem = Problem("fused_experts", 64, 896, 1280, 6, "fp8_w8a8", (128, 128))
+    for size in (1024, 2048, 4096):
+        first, *others = prior.ranked("fp8_w8a8", (128, 128), size, 28)
+        assert tuple(first[name] for name in prior.fields) == tile
+        assert first not in others
+        assert len(others) == 27  # as many candidates as without it
+        whole = space.complete(first)
+        assert whole is not None
+        assert space.allows(whole, problem)
+    for known, size in ((prior, 64), (prior.without(HOPPER), 4096)):
+        first = known.ranked("fp8_w8a8", (128, 128), size, 1)[0]
+        assert tuple(first[name] for name in prior.fields) != tile
 
 
 def test_prior_words() -> None:

@@ -45,6 +45,7 @@ class Simulated:
         class Stream:
             def __init__(self, index: int = 0) -> None:
                 self.index = index
+                self.cuda_stream = self.sycl_queue = 41 + index
 
             def wait_stream(self, other: Any) -> None:
                 module.log.append("join")
@@ -103,7 +104,8 @@ ROCM = {"name": "AMD Instinct MI300X", "gcnArchName": "gfx942:sramecc+:xnack-", 
 XPU = {"name": "Intel(R) Arc(TM) Pro B60 Graphics", "gpu_subslice_count": 20, "driver_version": "1.6",
        "last_level_cache_size": 18 << 20, "local_mem_size": 131072}  # fmt: skip
 LEAVES = [
-    (CudaDevice, CUDA, "cuda", "sm_90", "cuda-sm90", 232448, {"pdl"}),
+    (CudaDevice, CUDA, "cuda", "sm_90", "cuda-sm90", 232448, {"pdl", "wgmma"}),
+    (CudaDevice, {**CUDA, "major": 10}, "cuda", "sm_100", "cuda-sm100", 232448, {"pdl"}),
     (RocmDevice, ROCM, "rocm", "gfx942", "rocm-gfx942", 65536, set()),
     (XpuDevice, XPU, "xpu", "bmg", "xpu-bmg", 131072, set()),
 ]
@@ -123,6 +125,10 @@ def test_simulated_accelerator(leaf: Any, properties: Any, kind: str, arch: str,
     assert limits.shared_bytes == shared
     assert limits.resident_blocks >= limits.units > 0
     assert device.features() == features
+    assert device.queue() == 41
+    assert device.capturing() is False  # as a torch build that cannot tell
+    module.is_current_stream_capturing = lambda: True
+    assert device.capturing() is True
     assert device.memory_info() == (10, 20)
     assert device.peak_memory() == 7
     device.seed(3)

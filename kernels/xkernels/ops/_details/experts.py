@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from xkernels.device import is_interpreted, of
+from xkernels.ops._details import large_experts as _large
 from xkernels.ops._details import moe_gemm as _k
 from xkernels.ops._details.common import cdiv
 from xkernels.ops.align import Alignment, moe_align_block_size
@@ -111,6 +112,9 @@ def up_projection(
     inline = block and _inline_up(config, block_k, x)
     tiles = _quant_tiles(e, config, down or config)
     xq, xs, xs_m = _quantize_input(x, e, inline, overlaps(config, x))
+    if _large.fits(e, config, x.dtype, x) and not weight_on_input:
+        values, scales = _large.up(xq, xs, e, topk, alignment, rows, config, overlaps(config, x))
+        return Rows(values, scales, (scales.stride(0), 1) if scales is not None else (0, 0))
     out = torch.empty(rows, n2 // 2, dtype=e.w1.dtype if tiles else x.dtype, device=x.device)
     scale = torch.empty(e.padded // BLOCK_K, rows, dtype=torch.float32, device=x.device) if tiles else None
     tma = _tma(config, e.w1)
@@ -150,6 +154,9 @@ def down_projection(
     block = e.scheme.kind == "fp8_block"
     inline = block and hidden.scale is None and _inline(config, block_k)
     hidden = _quantize_rows(hidden, e, alignment, inline, overlaps(config, weights))
+    if _large.fits(e, config, dtype, weights):
+        return _large.down(hidden.values, hidden.scale, hidden.scale_strides, e, weights, alignment, config,
+                           not weight_on_input, dtype, overlaps(config, weights))  # fmt: skip
     out = torch.empty(tokens, topk, n, dtype=dtype, device=weights.device)
     rows = hidden.values.shape[0]
     tma = _tma(config, e.w2)

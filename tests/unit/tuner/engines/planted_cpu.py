@@ -33,8 +33,8 @@ class Planted(AdapterBase):
     def batch(self, size: int, routes: Routes) -> _Batch:
         return _Batch(size)
 
-    def kernel_of(self, projection: str) -> str:
-        return projection
+    def kernels_of(self, projection: str) -> tuple[str, ...]:
+        return (projection,)
 
     def simulate(self, target: Mapping[str, Any]) -> None:
         pass

@@ -151,6 +151,27 @@ def test_quantised(kind: str, tile: dict[str, Any]) -> None:
         assert error(torch_row, fused_experts_reference(x.float(), p, weights, ids)) < 2e-2
 
 
+@pytest.mark.skipif("wgmma" not in live().features(), reason="needs a device with those products")
+@pytest.mark.parametrize("kind", ["none", "fp8_block"])
+@pytest.mark.parametrize("extra", [{}, {"num_stages": 2}, {"PDL": False, "GROUP_SIZE_M": 8}], ids=str)
+def test_many_rows_on_hopper(kind: str, extra: dict[str, Any]) -> None:
+    e, h, n = 5, 384, 256
+    p = quantised(kind, e, h, n) if kind == "fp8_block" else prepare_experts(
+        random(e, 2 * n, h, seed=1).to(torch.bfloat16), random(e, h, n, seed=2).to(torch.bfloat16)
+    )  # fmt: skip
+    tile = config(
+        128, 256, 128 if kind == "fp8_block" else 64, **{"num_warps": 8, "num_stages": 4, "USE_TMA": True} | extra
+    )
+    for tokens in (1, 63, 64, 65, 700):
+        x, (weights, ids) = random(tokens, 2 * h, seed=3, scale=1).to(torch.bfloat16)[:, ::2], routed(tokens, e, 2)
+        for routing in (ids, ids.where(ids != 1, -1), torch.full_like(ids, 2), torch.full_like(ids, -1)):
+            got = fused_experts(x, p, weights, routing, backend="triton", up=tile, down=tile)
+            want = fused_experts_reference(x.float(), p, weights, routing)
+            assert error(got, want) < (FP8_LIMIT if kind == "fp8_block" else LIMIT[torch.bfloat16])
+            again = fused_experts(x, p, weights, routing, backend="triton", up=tile, down=tile)
+            assert torch.equal(got, again)
+
+
 def test_padding_of_mxfp4_does_not_change_the_result() -> None:
     w1, w2 = random(2, 2 * 32, 64, seed=1), random(2, 64, 32, seed=2)
     (q1, s1), (q2, s2) = quantize_mxfp4(w1), quantize_mxfp4(w2)
