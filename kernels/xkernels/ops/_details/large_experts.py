@@ -16,7 +16,9 @@ from xkernels.ops.prepared import PreparedExperts, can_describe
 from xkernels.ops.scheme import BLOCK_K
 
 BLOCK_M, BLOCK_N, WARPS = 128, 256, 8
-MOST_STAGES = 4  # 48 KB each, beside the 32 KB that results pass through
+# 48 KB each, beside the 32 KB that results pass through. With more the config is refused and not taken as for fewer: it
+# has to run on the Triton kernels too, wherever this one is not to be had.
+MOST_STAGES = 4
 # By scheme: columns of a k-step, one line of 128 bytes; k-steps that the second warp group starts later, as measured.
 _STEPS = {"none": 64, "fp8_block": 128}
 _LEAD = {"none": 1, "fp8_block": 2}
@@ -43,8 +45,8 @@ def _other_config(e: PreparedExperts, config: Mapping[str, Any]) -> str | None:
     for name, value in wanted.items():
         if config.get(name) != value:
             return f"{name} is not {value}"
-    if int(config.get("num_stages", MOST_STAGES)) < 2:
-        return "num_stages is less than 2"
+    if not 2 <= int(config.get("num_stages", MOST_STAGES)) <= MOST_STAGES:
+        return f"num_stages is not 2 to {MOST_STAGES}"
     return next((f"{name} is a rule of the other kernels" for name in _RULES if name in config), None)
 
 
@@ -131,7 +133,7 @@ def _launch(config: Mapping[str, Any], overlap: bool, rows: int, w: torch.Tensor
     kind = "fp8_block" if w_scale is not None else "none"
     strides = w_scale.stride() if w_scale is not None else (0, 0, 0)
     programs = min(cdiv(rows, BLOCK_M) * cdiv(w.shape[1], BLOCK_N), of(w).limits().units)
-    stages = min(int(config.get("num_stages", MOST_STAGES)), MOST_STAGES)
+    stages = int(config.get("num_stages", MOST_STAGES))
     large_gemm[(programs,)](
         **{**_ABSENT, **arguments}, w_desc=_tiles(w.view(-1, w.shape[2]), 128 if kind != "none" else BLOCK_N,
         _STEPS[kind]), w_scale=w_scale, sorted_ids=alignment.sorted_ids, experts=alignment.expert_ids,
