@@ -1,12 +1,14 @@
 """The prior: which tiles won elsewhere, ranked for one dtype class and batch size.
 
 `portfolio.json` is a table of counts distilled from published config files (see `tuner.prior.distill`); it holds no
-file of anybody's. `measured.json` names tiles that no such file could choose, since our own kernels alone are good with
-them; they come first. An architecture can be left out, so that what the prior is worth on a new device can be measured.
+file of anybody's. An architecture can be left out, so that what the prior is worth on a new device can be measured.
+`own.json` names tiles that a kernel of ours is written for, which no such file could choose. They come first, whatever
+is left out: that such a kernel exists is known on a new device too.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,7 +24,7 @@ from tuner.config import Config
 __all__ = ["Prior", "dtype_class", "grid_distance", "load"]
 
 _FILE = Path(__file__).with_name("portfolio.json")
-_MEASURED = Path(__file__).with_name("measured.json")
+_OWN = Path(__file__).with_name("own.json")
 _REACH = 2
 _SCHEMA = 1
 # Classes whose winners resemble each other enough to fill up a list that is too short.
@@ -49,9 +51,9 @@ def grid_distance(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class Prior:
-    """Counts of winning tiles; `first`: tiles that come before them, by class, architecture and batch size.
+    """Counts of winning tiles; `own`: tiles that come before them, by class and batch size.
 
-    `exclude` names architectures (`sm_90`) of which nothing is looked at.
+    `exclude` names architectures (`sm_90`) whose counts are not looked at.
     """
 
     fields: tuple[str, ...]
@@ -59,7 +61,7 @@ class Prior:
     counts: dict[str, dict[str, dict[int, dict[int, int]]]]
     source: str = ""
     exclude: frozenset[str] = frozenset()
-    first: Mapping[str, Mapping[str, Mapping[int, tuple[Config, ...]]]] = field(default_factory=dict)
+    own: Mapping[str, Mapping[int, tuple[Config, ...]]] = field(default_factory=dict)
 
     def without(self, *families: str) -> Prior:
         """The same prior as if these architectures had never been tuned. UsageError for one that it does not hold."""
@@ -75,7 +77,7 @@ class Prior:
     def ranked(
         self, dtype: str | None, block_shape: tuple[int, int] | None, batch_size: int, limit: int
     ) -> list[Config]:
-        """The `limit` most frequent tiles within two batch-size steps: measured ones first, then the most frequent.
+        """The `limit` most frequent tiles within two batch-size steps, our own kernels' before them.
 
         Args:
             dtype: the dtype field of the config file's name.
@@ -98,30 +100,23 @@ class Prior:
             if len(found) >= limit:
                 break
         counted = [Config.of(dict(zip(self.fields, self.tiles[tile], strict=True))) for tile in found]
-        return list(dict.fromkeys([*self._measured(kind, batch_size), *counted]))[:limit]
-
-    def _measured(self, kind: str, batch_size: int) -> list[Config]:
-        sizes = [s for family, s in self.first.get(kind, {}).items() if family not in self.exclude]
-        return [tile for each in sizes for size, tiles in each.items() if grid_distance(size, batch_size) <= _REACH
-                for tile in tiles]  # fmt: skip
+        near = [tiles for size, tiles in self.own.get(kind, {}).items() if grid_distance(size, batch_size) <= _REACH]
+        return list(dict.fromkeys([*itertools.chain.from_iterable(near), *counted]))[:limit]
 
 
 @cache
-def load(path: Path = _FILE, measured: Path = _MEASURED) -> Prior:
+def load(path: Path = _FILE, own: Path = _OWN) -> Prior:
     """Read both tables. Raises RecordError where one is damaged or of another schema."""
-    data, first = _table(path), _table(measured)
+    data, ours = _table(path), _table(own)
     named = {
         kind: {
-            family: {
-                int(size): tuple(Config.of(dict(zip(first["fields"], tile, strict=True))) for tile in tiles)
-                for size, tiles in sizes.items()
-            }
-            for family, sizes in families.items()
+            int(size): tuple(Config.of(dict(zip(ours["fields"], tile, strict=True))) for tile in tiles)
+            for size, tiles in sizes.items()
         }
-        for kind, families in first["tiles"].items()
+        for kind, sizes in ours["tiles"].items()
     }
     tiles = tuple(tuple(tile) for tile in data["tiles"])
-    return Prior(tuple(data["fields"]), tiles, _counts(data["counts"]), data["source"], first=named)
+    return Prior(tuple(data["fields"]), tiles, _counts(data["counts"]), data["source"], own=named)
 
 
 def _table(path: Path) -> dict[str, Any]:
