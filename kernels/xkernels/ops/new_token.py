@@ -12,11 +12,11 @@ from xkernels.ops.attention import decode_attention_reference
 from xkernels.ops.decoder import rotate_and_store_reference
 from xkernels.ops.few_rows import FEW_ROWS
 
-_BLOCK = 64  # cached tokens that a program reads at once: few enough to fit beside the kernel that makes its rows
+_BLOCK = 128  # cached tokens that a program reads at once: few enough to fit beside the kernel that makes its rows
 _MOST = 8  # programs that share a sequence's head
-_JOINED = 16384  # values of parts that a program joins at once
+_JOINED = 2048  # values of a sequence's attention that a program joins at once
 _COLS = 8  # rows of the output's weights that a program has
-_PART_WARPS, _OUT_WARPS = 4, 8
+_PART_WARPS, _OUT_WARPS = 8, 8
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def new_token_attention(
         BLOCK=_BLOCK, MOST=_MOST, NORM=rules.q_norm is not None, num_warps=_PART_WARPS, **overlapping(qkv, overlap),
     )  # fmt: skip
     out = torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
-    group = min(next_power_of_2(heads), max(1, _JOINED // (_MOST * wide)))
+    group = min(next_power_of_2(heads), max(1, _JOINED // wide))
     _k.new_token_out[(cdiv(weight.shape[0], _COLS),)](
         part, peaks, totals, tokens.positions, weight, bias, residual, out, weight.shape[0], splits, weight.stride(0),
         residual.stride(0), HEADS=heads, GROUP=group, D=d, D_BLOCK=wide, ROWS=rows, COLS=_COLS, BLOCK=_BLOCK,

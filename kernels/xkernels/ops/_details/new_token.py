@@ -116,28 +116,36 @@ def new_token_part(qkv, cos, sin, q_gain, k_gain, k_cache, v_cache, positions, s
 
 
 @helper
+def _heights(peaks, row, split, heads, past, splits, HEADS: tl.constexpr, BLOCK: tl.constexpr):
+    """Peaks of one part of each of `heads`, -inf where there is no such part; where they are, and which there are."""
+    used = ((split == 0) | (split * BLOCK < past)) & (heads < HEADS)
+    at = (row * splits + split) * HEADS + heads
+    return tl.load(peaks + at, mask=used, other=float("-inf")), at, used
+
+
+@helper
 def _joined(part, peaks, totals, past, row, first, splits, HEADS: tl.constexpr, GROUP: tl.constexpr,
             D_BLOCK: tl.constexpr, BLOCK: tl.constexpr, MOST: tl.constexpr):  # fmt: skip
     """Attention of GROUP heads of one sequence, [GROUP, D_BLOCK], out of its parts.
 
-    Parts are loaded as rows (split, head), so that a thread has all splits of what it sums, however Triton lays out
-    tensors of three dimensions.
+    Part after part: every thread has the same values of all of them, so that none is moved before it is summed.
     """
-    rows = tl.arange(0, MOST * GROUP)
-    split = rows // GROUP
-    heads = first + rows % GROUP
-    used = ((split == 0) | (split * BLOCK < past)) & (heads < HEADS)
-    at = (row * splits + split) * HEADS + heads
-    height = tl.reshape(tl.load(peaks + at, mask=used, other=float("-inf")), [MOST, GROUP])
-    mine = tl.reshape(tl.load(totals + at, mask=used, other=0.0), [MOST, GROUP])
-    into = at.to(tl.int64)[:, None] * D_BLOCK + tl.arange(0, D_BLOCK)[None, :]
-    parts = tl.load(part + into, mask=used[:, None], other=0.0)
-    top = tl.max(height, 0)
-    factor = tl.exp(height - tl.where(top > float("-inf"), top, 0.0)[None, :])
-    total = tl.sum(factor * mine, 0)
-    factor /= tl.where(total > 0.0, total, 1.0)[None, :]
-    weighted = parts * tl.reshape(factor, [MOST * GROUP])[:, None]
-    return tl.sum(tl.reshape(weighted, [MOST, GROUP, D_BLOCK]), 0)
+    heads = first + tl.arange(0, GROUP)
+    ds = tl.arange(0, D_BLOCK)
+    top, _, _ = _heights(peaks, row, 0, heads, past, splits, HEADS, BLOCK)
+    for split in tl.static_range(1, MOST):
+        height, _, _ = _heights(peaks, row, split, heads, past, splits, HEADS, BLOCK)
+        top = tl.maximum(top, height)
+    top = tl.where(top > float("-inf"), top, 0.0)
+    total = tl.zeros([GROUP], tl.float32)
+    acc = tl.zeros([GROUP, D_BLOCK], tl.float32)
+    for split in tl.static_range(MOST):
+        height, at, used = _heights(peaks, row, split, heads, past, splits, HEADS, BLOCK)
+        factor = tl.exp(height - top)
+        total += factor * tl.load(totals + at, mask=used, other=0.0)
+        values = tl.load(part + at.to(tl.int64)[:, None] * D_BLOCK + ds[None, :], mask=used[:, None], other=0.0)
+        acc += values * factor[:, None]
+    return acc / tl.where(total > 0.0, total, 1.0)[:, None]
 
 
 @helper

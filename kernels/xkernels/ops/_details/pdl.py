@@ -2,7 +2,8 @@
 
 A kernel launched this way may start before its predecessor has finished, and that one before its own: several of a
 row may be under way at once. Until `wait_dependencies` returns, a kernel reads nothing that another of the row writes
-and writes nothing that another reads; every kernel of a row waits, so afterwards all before it are complete.
+and writes nothing that another reads; every kernel of a row waits, so afterwards all before it are complete. After a
+predecessor that calls `launch_dependents` only behind its own wait, it may also read what is older than that one.
 """
 
 from __future__ import annotations
