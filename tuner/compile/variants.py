@@ -196,9 +196,7 @@ VARIANTS: tuple[Variant, ...] = (
         descriptors=True,
     ),
     Variant(
-        "experts bf16 lines ahead",
-        partial(experts_call, tile=(16, 64, 64), extra={**_TMA, "LINES": 4, "EARLY": True}),
-        basic=True,
+        "experts bf16 lines ahead", partial(experts_call, tile=(16, 64, 64), extra={**_TMA, "LINES": 4}), basic=True
     ),
     Variant("experts mxfp4", partial(experts_call, kind="mxfp4")),
     Variant("experts mxfp4 descriptors", partial(experts_call, kind="mxfp4", extra=_TMA), descriptors=True),

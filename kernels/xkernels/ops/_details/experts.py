@@ -20,7 +20,6 @@ from xkernels.ops.reduce import moe_sum_reduce
 from xkernels.ops.scheme import BLOCK_K
 
 DOWN_LINES = 0  # of each weight row, that the down projection asks for while the up projection ends; see `_down_lines`
-DOWN_EARLY = False  # with few rows: the sum of the slots, or what has it, starts when the down projection does
 _LINE = 128  # bytes that a device asks its memory for at once
 _INLINE_ROWS = 32  # up to this BLOCK_SIZE_M a tile's activation is quantised inside the GEMM
 
@@ -176,8 +175,7 @@ def down_projection(
         GROUP_N=BLOCK_K, GROUP_K=BLOCK_K, A_TMA=a_tma, W_TMA=tma, EVEN_N=n % block_n == 0,
         EVEN_K=k % block_k == 0, SCHEME=_SCHEMES[e.scheme.kind], SCALES="one" if one else "each", INLINE=inline,
         SWAP=_swap(config), HAS_BIAS=e.b2 is not None, MUL_WEIGHT=not weight_on_input,
-        PDL=overlaps(config, weights), LINES=_down_lines(config, e),
-        EARLY=bool(config.get("EARLY", DOWN_EARLY and block_m <= _INLINE_ROWS)), FLATTEN=per_unit > 0,
+        PDL=overlaps(config, weights), LINES=_down_lines(config, e), FLATTEN=per_unit > 0,
         **options(config, weights),
     )  # fmt: skip
     return out

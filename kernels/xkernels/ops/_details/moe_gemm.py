@@ -325,16 +325,13 @@ def down_gemm(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, po
               GROUP_N: tl.constexpr, GROUP_K: tl.constexpr, A_TMA: tl.constexpr, W_TMA: tl.constexpr,
               EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SCHEME: tl.constexpr, SCALES: tl.constexpr,
               INLINE: tl.constexpr, SWAP: tl.constexpr, HAS_BIAS: tl.constexpr, MUL_WEIGHT: tl.constexpr,
-              PDL: tl.constexpr, LINES: tl.constexpr, EARLY: tl.constexpr, FLATTEN: tl.constexpr):  # fmt: skip
+              PDL: tl.constexpr, LINES: tl.constexpr, FLATTEN: tl.constexpr):  # fmt: skip
     """out[token, slot] = (h[row] @ w[expert].T + bias[expert]) * router weight; blocks of no expert write zeros.
 
     The alignment is older than the predecessor, which has waited before it let this kernel start: it may be read before
-    waiting. `weights` is the tensor that `w` may be a descriptor of. EARLY: the successor starts at once, and must not
-    read before it waits what is older than this kernel.
+    waiting. `weights` is the tensor that `w` may be a descriptor of.
     """
     num_n = (N + BLOCK_N - 1) // BLOCK_N
-    if EARLY:
-        launch_dependents(PDL)
     if FLATTEN:
         first_m = tl.load(post + 1)
         num_m = tl.load(post) // BLOCK_M - first_m
