@@ -4,8 +4,8 @@
 
 No HTTP and no client: this is the engine's own step, whole (inputs written, decode, token chosen and read back), timed
 by the wall clock, and the device time of the decode alone, timed by events: the captured step replayed back to back
-over one set of inputs, nothing written or read between, at `decode_context` tokens a sequence (--context and what the
-whole steps before it added). The floor counts every weight that a step has to read (of the routed experts, those that
+over one set of inputs, nothing written or read between, first of all: the longest sequence then has `decode_context`
+tokens, --context where there is one sequence (of several, those that came first are ahead). The floor counts every weight that a step has to read (of the routed experts, those that
 its tokens chose) over the bandwidth of `moegate.devices`, or --gbs; not the keys and values.
 """
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--graph", default="full", choices=["eager", "full"])
     add("--configs", help="folder of tuned configs (default: an empty tree)")
     add("--batch-sizes", default="1")
-    add("--context", type=int, default=256, help="tokens that every sequence has already")
+    add("--context", type=int, default=256, help="tokens of a sequence when its decode alone is timed")
     add("--steps", type=int, default=50)
     add("--gbs", type=float, help="bandwidth in GB/s for the floor (default: the device table's)")
     args = options.parse_args(argv)
@@ -103,13 +103,17 @@ def _one(worker: Any, size: int, context: int, steps: int, gbs: float | None) ->
     total = (steps + 1) * (_ROUNDS + 1)
     if context + total > batcher.decoder.cache.length:
         raise UsageError(f"{context} + {total} tokens do not fit", field="context")
+    if context <= steps + 1:
+        raise UsageError(f"{context} tokens leave no prompt before {steps} steps of warming up", field="context")
     for index in range(size):
-        prompt = [(index * 977 + at * 31 + 2) % spec.vocab for at in range(context)]
+        prompt = [(index * 977 + at * 31 + 2) % spec.vocab for at in range(context - steps - 1)]
         batcher.add(Request(index, prompt, total, ignore_eos=True))
     while batcher.waiting:
         batcher.step()
     for _ in range(steps):  # compile, capture, warm up
         batcher.step()
+    reached = max(request.position for request in batcher.running.values())
+    alone = _decode_alone(worker, steps)
     walls, device_ms = [], []
     for _ in range(_ROUNDS):
         begin, end = worker.live.event(), worker.live.event()
@@ -121,8 +125,6 @@ def _one(worker: Any, size: int, context: int, steps: int, gbs: float | None) ->
         end.record()
         device_ms.append(begin.elapsed_ms(end) / steps)
         walls.append((time.perf_counter() - began) / steps * 1e3)
-    reached = max(request.position for request in batcher.running.values())
-    alone = _decode_alone(worker, steps)
     for index in range(size):
         batcher.cancel(index)
     distinct = _distinct(spec.experts, spec.topk, size)

@@ -195,9 +195,6 @@ VARIANTS: tuple[Variant, ...] = (
         partial(experts_call, kind="fp8_block", tile=(16, 64, 128), extra=_TMA),
         descriptors=True,
     ),
-    Variant(
-        "experts bf16 lines ahead", partial(experts_call, tile=(16, 64, 64), extra={**_TMA, "LINES": 4}), basic=True
-    ),
     Variant("experts mxfp4", partial(experts_call, kind="mxfp4")),
     Variant("experts mxfp4 descriptors", partial(experts_call, kind="mxfp4", extra=_TMA), descriptors=True),
     Variant("align one chunk", partial(_align, tokens=16), basic=True),

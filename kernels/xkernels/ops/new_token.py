@@ -16,7 +16,7 @@ _BLOCK = 128  # cached tokens that a program reads at once: few enough to fit be
 _MOST = 8  # programs that share a sequence's head
 _JOINED = 2048  # values of a sequence's attention that a program joins at once
 _COLS = 8  # rows of the output's weights that a program has
-_PART_WARPS, _OUT_WARPS = 8, 8
+_PART_WARPS, _OUT_WARPS = 4, 8
 
 
 @dataclass(frozen=True)

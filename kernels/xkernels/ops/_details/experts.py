@@ -11,7 +11,7 @@ import torch
 from xkernels.device import is_interpreted, of
 from xkernels.ops._details import large_experts as _large
 from xkernels.ops._details import moe_gemm as _k
-from xkernels.ops._details.common import cdiv, next_power_of_2
+from xkernels.ops._details.common import cdiv
 from xkernels.ops.align import Alignment, moe_align_block_size
 from xkernels.ops.mxfp4 import dequantize_mxfp4
 from xkernels.ops.prepared import GROUP, PreparedExperts, can_describe, deinterleave, make_descriptor
@@ -19,8 +19,6 @@ from xkernels.ops.quant import per_token_group_quant_fp8, per_token_group_quant_
 from xkernels.ops.reduce import moe_sum_reduce
 from xkernels.ops.scheme import BLOCK_K
 
-DOWN_LINES = 0  # of each weight row, that the down projection asks for while the up projection ends; see `_down_lines`
-_LINE = 128  # bytes that a device asks its memory for at once
 _INLINE_ROWS = 32  # up to this BLOCK_SIZE_M a tile's activation is quantised inside the GEMM
 
 
@@ -169,13 +167,13 @@ def down_projection(
     per_unit = _programs(config, _SCHEMES[e.scheme.kind], e.w2.element_size(), weights)
     _k.down_gemm[_grid(per_unit, cdiv(rows, block_m) * cdiv(n, block_n), weights)](
         h, hidden.scale, w2, e.w2_scale, e.b2, out, weights, alignment.sorted_ids, alignment.expert_ids,
-        alignment.num_post_padded, e.w2, tokens * topk, n, k, hidden.values.stride(0),
+        alignment.num_post_padded, tokens * topk, n, k, hidden.values.stride(0),
         *hidden.scale_strides, e.w2.stride(0), e.w2.stride(1), *_scale_strides(e.w2_scale), out.stride(1),
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=int(config.get("GROUP_SIZE_M", 1)),
         GROUP_N=BLOCK_K, GROUP_K=BLOCK_K, A_TMA=a_tma, W_TMA=tma, EVEN_N=n % block_n == 0,
         EVEN_K=k % block_k == 0, SCHEME=_SCHEMES[e.scheme.kind], SCALES="one" if one else "each", INLINE=inline,
         SWAP=_swap(config), HAS_BIAS=e.b2 is not None, MUL_WEIGHT=not weight_on_input,
-        PDL=overlaps(config, weights), LINES=_down_lines(config, e), FLATTEN=per_unit > 0,
+        PDL=overlaps(config, weights), FLATTEN=per_unit > 0,
         **options(config, weights),
     )  # fmt: skip
     return out
@@ -225,16 +223,6 @@ def _quant_tiles(e: PreparedExperts, up: Mapping[str, Any], down: Mapping[str, A
 def _lines(config: Mapping[str, Any]) -> int:
     """Lines of 128 bytes of each weight row that the up projection asks for while its activations are quantised."""
     return int(config.get("LINES", 0))
-
-
-def _down_lines(config: Mapping[str, Any], e: PreparedExperts) -> int:
-    """As `_lines`, for the down projection, which asks while the up projection ends: where a tile has few rows.
-
-    A power of two, as the kernel counts them; what lies beyond a weight row is not asked for.
-    """
-    rule = DOWN_LINES if int(config["BLOCK_SIZE_M"]) <= _INLINE_ROWS else 0
-    whole = next_power_of_2(cdiv(e.w2.shape[2] * e.w2.element_size(), _LINE))
-    return min(int(config.get("LINES", rule)), whole)
 
 
 def _pack(e: PreparedExperts) -> int:

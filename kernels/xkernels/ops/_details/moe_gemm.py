@@ -10,11 +10,10 @@ The number of tokens enters as run-time integers that are not specialised: one c
 SCHEME says how weights are quantised: `none`; `row` (FP8, one scale per weight row, one per activation row);
 `block` (FP8, scales per GROUP_K columns); `mxfp4` (4-bit pairs with a scale per 32 columns). INLINE quantises the
 activation tile inside the loop. SWAP makes the weights the left operand, so that the matrix unit's long side is not
-wasted on a handful of tokens. PDL lets a kernel start while its predecessor drains; LINES of 128 bytes of each of a
-tile's weight rows are asked for before it waits: by the up projection while its activations are quantised, by the down
-projection while the up projection ends. The predecessor lets either start only when it has waited itself: by then the
-alignment is complete, and experts are known. With FLATTEN a program walks the tiles that its number and the grid's size
-give it, and the two loops become one, so that a tile's first loads are under way while the tile before it finishes.
+wasted on a handful of tokens. PDL lets a kernel start while its predecessor drains; LINES of 128 bytes of each of the
+up projection's weight rows are asked for before it waits for the quantised activations. With FLATTEN a program walks
+the tiles that its number and the grid's size give it, and the two loops become one, so that a tile's first loads are
+under way while the tile before it finishes.
 """
 
 from __future__ import annotations
@@ -319,17 +318,16 @@ def _down_tile(pid_m, pid_n, expert, h, h_scale, w, w_scale, bias, out, weight, 
 
 
 @triton.jit(do_not_specialize=["num_valid", "stride_hsk"])
-def down_gemm(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, post, weights, num_valid, N, K, stride_h,
+def down_gemm(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, post, num_valid, N, K, stride_h,
               stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, stride_out,
               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
               GROUP_N: tl.constexpr, GROUP_K: tl.constexpr, A_TMA: tl.constexpr, W_TMA: tl.constexpr,
               EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SCHEME: tl.constexpr, SCALES: tl.constexpr,
               INLINE: tl.constexpr, SWAP: tl.constexpr, HAS_BIAS: tl.constexpr, MUL_WEIGHT: tl.constexpr,
-              PDL: tl.constexpr, LINES: tl.constexpr, FLATTEN: tl.constexpr):  # fmt: skip
+              PDL: tl.constexpr, FLATTEN: tl.constexpr):  # fmt: skip
     """out[token, slot] = (h[row] @ w[expert].T + bias[expert]) * router weight; blocks of no expert write zeros.
 
-    The alignment is older than the predecessor, which has waited before it let this kernel start: it may be read before
-    waiting. `weights` is the tensor that `w` may be a descriptor of.
+    The alignment is older than the predecessor, which has waited: it may be read before waiting.
     """
     num_n = (N + BLOCK_N - 1) // BLOCK_N
     if FLATTEN:
@@ -348,9 +346,6 @@ def down_gemm(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, po
                        EVEN_N, EVEN_K, SCHEME, SCALES, INLINE, SWAP, HAS_BIAS, MUL_WEIGHT)  # fmt: skip
     else:
         pid_m, pid_n, expert = _own_tile(tl.program_id(0), post, experts, sorted_ids, num_n, num_valid, BLOCK_M, GROUP)
-        if PDL and LINES > 0:
-            if expert >= 0:
-                _ahead(weights, expert, pid_n * BLOCK_N, N, K, stride_we, stride_wn, BLOCK_N, LINES, SCHEME)
         wait_dependencies(PDL)
         launch_dependents(PDL)
         if expert == -1:

@@ -172,21 +172,6 @@ def test_many_rows_on_hopper(kind: str, extra: dict[str, Any]) -> None:
             assert torch.equal(got, again)
 
 
-@pytest.mark.parametrize("kind", ["none", "fp8_channel", "fp8_block", "mxfp4"])
-def test_asking_for_weights_ahead_changes_no_bits(kind: str) -> None:
-    """A line of each weight row, and more than there are."""
-    plain = prepare_experts(random(3, 256, 256, seed=1).bfloat16(), random(3, 256, 128, seed=2).bfloat16())
-    p = plain if kind == "none" else quantised(kind, 3, 256, 128)
-    x, (weights, ids) = random(5, 256, seed=3, scale=1).bfloat16(), routed(5, 3, 2)
-    up = config(16, 64, 128)
-    want, *others = (
-        fused_experts(x, p, weights, ids, backend="triton", up=up, down=config(16, 64, 128, LINES=lines))
-        for lines in (0, 1, 64)
-    )
-    assert error(want, fused_experts_reference(x.float(), p, weights, ids)) < 2e-2
-    assert all(torch.equal(other, want) for other in others)
-
-
 def test_padding_of_mxfp4_does_not_change_the_result() -> None:
     w1, w2 = random(2, 2 * 32, 64, seed=1), random(2, 64, 32, seed=2)
     (q1, s1), (q2, s2) = quantize_mxfp4(w1), quantize_mxfp4(w2)
