@@ -5,8 +5,9 @@
 No HTTP and no client: this is the engine's own step, whole (inputs written, decode, token chosen and read back), timed
 by the wall clock, and the device time of the decode alone, timed by events: the captured step replayed back to back
 over one set of inputs, nothing written or read between, first of all: the longest sequence then has `decode_context`
-tokens, --context where there is one sequence (of several, those that came first are ahead). The floor counts every weight that a step has to read (of the routed experts, those that
-its tokens chose) over the bandwidth of `moegate.devices`, or --gbs; not the keys and values.
+tokens, --context where there is one sequence (of several, those that came first are ahead). The floor counts every
+weight that a step has to read (of the routed experts, those that its tokens chose) over the bandwidth of
+`moegate.devices`, or --gbs; not the keys and values.
 """
 
 from __future__ import annotations
