@@ -67,9 +67,8 @@ def test_both_projections_on_hopper(kind: str, step: int, tmp_path: Path) -> Non
         assert (2 * max(shares & {224, 240}) + min(shares & {24, 56})) * 128 <= 65536
         assert arrivals_in_order(ptx) >= 8
         assert arrivals_that_move(row["ir"]) >= 3  # both groups' products, and the steps that the second one skips
-        assert sass.count("WARPGROUP.DEPBAR") <= ptx.count(
-            "wgmma.wait_group"
-        )  # products that run one at a time wait more
+        # products that run one at a time wait more often than was asked for
+        assert sass.count("WARPGROUP.DEPBAR") <= ptx.count("wgmma.wait_group")
 
 
 def arrivals_in_order(ptx: str) -> int:

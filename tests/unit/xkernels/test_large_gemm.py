@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import linecache
 import sys
 import types
@@ -16,6 +14,7 @@ import torch
 
 pytest.importorskip("triton.experimental.gluon.language.nvidia.ampere.async_copy")
 
+from tests.unit.xkernels import gluon_emulator as emu
 from xkernels.device import simulated
 from xkernels.ops._details import (
     counters,
@@ -28,13 +27,6 @@ from xkernels.ops._details import (
 )
 from xkernels.ops.activation import Activation
 from xkernels.ops.fused_experts import prepare_experts
-
-_SPEC = importlib.util.spec_from_file_location("gluon_emulator", Path(__file__).with_name("gluon_emulator.py"))
-assert _SPEC is not None
-assert _SPEC.loader is not None
-emu: Any = importlib.util.module_from_spec(_SPEC)
-sys.modules["gluon_emulator"] = emu
-_SPEC.loader.exec_module(emu)
 
 F32, I32 = emu.Dtype("f32"), emu.Dtype("i32")
 
