@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from moegate.dispatch.rows import ROWS
+
 ROOT = Path(__file__).parents[3]
 FILES = sorted(p for stem in ("h200", "bmg") for p in (ROOT / "docs/results").glob(f"{stem}_*.json"))
 
@@ -40,3 +42,12 @@ def test_results_name_their_origin(path: Path) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     for word in ("device", "torch", "triton", "date", "command"):
         assert content[word]
+
+
+def test_the_dispatch_table_states_the_measured_ratios() -> None:
+    row = next(row for row in ROWS if (row.op, row.backend) == ("fused_experts", "triton"))
+    bf16, fp8 = (
+        json.loads((ROOT / f"docs/results/h200_moe_{mode}.json").read_text(encoding="utf-8"))["geomean"]
+        for mode in ("bf16", "fp8")
+    )
+    assert f"{bf16:.2f} (bf16) and {fp8:.2f} (fp8) times as fast" in row.reason
