@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from moegate import devices as facts
+from moegate.canonical import whole
+from moegate.entry import guard
 from moegate.errors import UsageError
 from serving.server.settings import Settings
 
@@ -50,6 +52,17 @@ def weight_bytes(decoder: Any, batch: int, distinct_experts: int) -> int:
     return total
 
 
+def _number(text: str) -> int:
+    value = whole(text, 1, 1 << 24)
+    if value is None:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no number from 1 to {1 << 24}")
+    return value
+
+
+def _numbers(text: str) -> list[int]:
+    return [_number(part) for part in text.split(",")]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print one JSON document."""
     options = argparse.ArgumentParser("steptime", description=__doc__)
@@ -59,22 +72,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--backend", default="auto")
     add("--graph", default="full", choices=["eager", "full"])
     add("--configs", help="folder of tuned configs (default: an empty tree)")
-    add("--batch-sizes", default="1")
-    add("--context", type=int, default=256, help="tokens of a sequence when its decode alone is timed")
-    add("--steps", type=int, default=50)
+    add("--batch-sizes", type=_numbers, default=[1])
+    add("--context", type=_number, default=256, help="tokens of a sequence when its decode alone is timed")
+    add("--steps", type=_number, default=50)
     add("--gbs", type=float, help="bandwidth in GB/s for the floor (default: the device table's)")
     args = options.parse_args(argv)
-    sizes = [int(size) for size in args.batch_sizes.split(",")]
     settings = Settings(
         model=str(Path(args.model).resolve()),
         dtype=args.dtype,
         backend=args.backend,
         graph=args.graph,
         configs=args.configs,
-        slots=max(sizes),
+        slots=max(args.batch_sizes),
         length=args.context + (args.steps + 1) * (_ROUNDS + 1) + 1,
     )
-    print(json.dumps(_measure(settings, sizes, args.context, args.steps, args.gbs), indent=1))
+    print(json.dumps(_measure(settings, args.batch_sizes, args.context, args.steps, args.gbs), indent=1))
     return 0
 
 
@@ -103,9 +115,10 @@ def _one(worker: Any, size: int, context: int, steps: int, gbs: float | None) ->
     spec = worker.spec
     total = (steps + 1) * (_ROUNDS + 1)
     if context + total > batcher.decoder.cache.length:
-        raise UsageError(f"{context} + {total} tokens do not fit", field="context")
+        raise UsageError(f"{context} + {total} tokens do not fit", field="--context")
     if context <= steps + 1:
-        raise UsageError(f"{context} tokens leave no prompt before {steps} steps of warming up", field="context")
+        raise UsageError(f"{context} tokens leave no prompt before {steps} steps of warming up", field="--context",
+                         fix=f"more than {steps + 1}, or fewer --steps")  # fmt: skip
     for index in range(size):
         prompt = [(index * 977 + at * 31 + 2) % spec.vocab for at in range(context - steps - 1)]
         batcher.add(Request(index, prompt, total, ignore_eos=True))
@@ -113,7 +126,7 @@ def _one(worker: Any, size: int, context: int, steps: int, gbs: float | None) ->
         batcher.step()
     for _ in range(steps):  # compile, capture, warm up
         batcher.step()
-    reached = max(request.position for request in batcher.running.values())
+    reached = max(request.position for request in batcher.running.values()) + 1
     alone = _decode_alone(worker, steps)
     walls, device_ms = [], []
     for _ in range(_ROUNDS):
@@ -168,4 +181,4 @@ def _distinct(experts: int, topk: int, rows: int) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    guard("steptime", main)
