@@ -26,7 +26,7 @@ from xkernels.ops._details import (
     large_sum,
 )
 from xkernels.ops.activation import Activation
-from xkernels.ops.fused_experts import prepare_experts
+from xkernels.ops.fused_experts import _gatherable, prepare_experts
 
 F32, I32 = emu.Dtype("f32"), emu.Dtype("i32")
 
@@ -262,6 +262,24 @@ def test_a_plain_config_selects_the_kernel_and_whatever_it_is_not_for_stays_with
     assert refusal(TILE, "wgmma", n=72) == "sizes are no multiples of 64"
     assert refusal(TILE, "wgmma", b2=torch.zeros(2, 128)) == "biases"
     assert "SiLU" in str(refusal(TILE, "wgmma", activation=Activation("swiglu", alpha=1.7, limit=7.0)))
+
+
+@pytest.mark.parametrize("where", ["rows of 264", "one token of a matrix lying down", "eight bytes into a buffer"])
+def test_rows_come_to_the_kernel_as_it_can_gather_them(where: str) -> None:
+    """Compiled for such rows it would copy two bytes at once, which the device cannot: the compiler fails."""
+    buffer = torch.arange(264 * 256).bfloat16()
+    x = {
+        "rows of 264": buffer.view(256, 264)[:, :256],
+        "one token of a matrix lying down": buffer[:256].view(256, 1).t(),
+        "eight bytes into a buffer": buffer[4 : 4 + 2 * 256].view(2, 256),
+    }[where]
+    got = _gatherable(x, TILE)
+    assert torch.equal(got, x)
+    assert got.stride() == (256, 1)
+    assert got.data_ptr() % 16 == 0
+    for config in (None, {**TILE, "USE_TMA": False}):
+        assert _gatherable(x, config) is x
+    assert _gatherable(got, TILE) is got
 
 
 def test_without_such_a_gluon_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
