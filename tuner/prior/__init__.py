@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from moegate import canonical
 from moegate.configs import BATCH_SIZES
@@ -23,6 +23,7 @@ from tuner.config import Config
 
 __all__ = ["Prior", "dtype_class", "grid_distance", "load"]
 
+_Made = TypeVar("_Made")
 _FILE = Path(__file__).with_name("portfolio.json")
 _OWN = Path(__file__).with_name("own.json")
 _REACH = 2
@@ -107,23 +108,31 @@ class Prior:
 @cache
 def load(path: Path = _FILE, own: Path = _OWN) -> Prior:
     """Read both tables. Raises RecordError where one is damaged or of another schema."""
-    data, ours = _table(path), _table(own)
-    named = {
-        kind: {
-            int(size): tuple(Config.of(dict(zip(ours["fields"], tile, strict=True))) for tile in tiles)
-            for size, tiles in sizes.items()
-        }
-        for kind, sizes in ours["tiles"].items()
-    }
-    tiles = tuple(tuple(tile) for tile in data["tiles"])
-    return Prior(tuple(data["fields"]), tiles, _counts(data["counts"]), data["source"], own=named)
+    ours = _read(own, _tiles_by_size)
+    return _read(path, lambda data: Prior(
+        tuple(data["fields"]), tuple(tuple(tile) for tile in data["tiles"]), _counts(data["counts"]), data["source"],
+        own=ours,
+    ))  # fmt: skip
 
 
-def _table(path: Path) -> dict[str, Any]:
+def _read(path: Path, make: Callable[[dict[str, Any]], _Made]) -> _Made:
     data = canonical.load_json(path)
     if not isinstance(data, dict) or data.get("schema") != _SCHEMA:
         raise RecordError(f"is no prior of schema {_SCHEMA}", file=path)
-    return data
+    try:
+        return make(data)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RecordError(f"is a damaged prior: {type(error).__name__}: {error}", file=path) from error
+
+
+def _tiles_by_size(data: dict[str, Any]) -> dict[str, dict[int, tuple[Config, ...]]]:
+    return {
+        kind: {
+            int(size): tuple(Config.of(dict(zip(data["fields"], tile, strict=True))) for tile in tiles)
+            for size, tiles in sizes.items()
+        }
+        for kind, sizes in data["tiles"].items()
+    }
 
 
 def _counts(data: dict[str, Any]) -> dict[str, dict[str, dict[int, dict[int, int]]]]:

@@ -121,6 +121,19 @@ def test_tiles_that_a_kernel_of_ours_is_written_for_come_first_where_it_won(left
     assert tuple(few[name] for name in prior.fields) != tile
 
 
+@pytest.mark.parametrize(
+    "text",
+    ['{"schema": 1}', '{"schema": 1, "fields": ["BLOCK_SIZE_M"], "tiles": {"fp8": {"64": [[16, 2]]}}}',
+     '{"schema": 1, "fields": 3, "tiles": {"fp8": {"64": [[16]]}}}', '{"schema": 2}', "[]"],
+)  # fmt: skip
+def test_a_damaged_prior_is_named(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "prior.json"
+    file.write_text(text, encoding="utf-8")
+    for how in ({"own": file}, {"path": file}):
+        with pytest.raises(RecordError, match=r"prior\.json: is (a damaged|no) prior"):
+            load_prior(**how)
+
+
 def test_prior_words() -> None:
     assert dtype_class(None) == "16bit"
     assert dtype_class("fp8_w8a8") == "fp8"
