@@ -34,11 +34,14 @@ class AcceleratorEvent:
 
 
 class Accelerator:
-    """Common part of the CUDA, ROCm and XPU leaves, over one torch module (`torch.cuda` or `torch.xpu`)."""
+    """Common part of the CUDA, ROCm and XPU leaves, over one torch module (`torch.cuda` or `torch.xpu`).
+
+    A leaf names torch's type, the module's class of graphs, and the field of a stream that holds its handle.
+    """
 
     torch_type: str
     graph_class: str
-    queue_field = "cuda_stream"
+    queue_field: str = "cuda_stream"
 
     def __init__(self, index: int = 0, module: Any = None) -> None:
         self.index = index

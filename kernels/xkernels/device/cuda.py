@@ -11,6 +11,8 @@ from xkernels.device.protocol import Kind, Limits
 # Blocks that one multiprocessor keeps resident (CUDA C++ programming guide, table of technical specifications).
 _BLOCKS_PER_UNIT = {80: 32, 86: 16, 87: 16, 89: 24, 90: 32, 100: 32, 103: 32, 120: 24}
 _BLOCKS_PER_UNIT_FLOOR = 16
+# Compute capabilities that have a feature: dependent launches came to stay, Hopper's matrix products are its alone.
+_FEATURES = {"pdl": range(90, 1000), "wgmma": range(90, 91)}
 
 
 class CudaDevice(Accelerator):
@@ -41,9 +43,9 @@ class CudaDevice(Accelerator):
         return DeviceIdentity("cuda", str(p.name), identity, self.arch(), "", int(p.total_memory))
 
     def features(self) -> frozenset[str]:
-        """Programmatic dependent launch came with compute capability 9.0; that one's matrix products went with it."""
+        """What this compute capability has of `_FEATURES`."""
         capability = self.capability()
-        return frozenset({"pdl"} if capability >= 90 else ()) | frozenset({"wgmma"} if capability == 90 else ())
+        return frozenset(name for name, having in _FEATURES.items() if capability in having)
 
     def limits(self) -> Limits:
         """Opt-in shared memory per block, L2 size, multiprocessors."""

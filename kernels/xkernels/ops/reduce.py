@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from xkernels.device import of
 from xkernels.ops._details import reduce as _k
-from xkernels.ops._details.common import cdiv
+from xkernels.ops._details.common import cdiv, overlapping
 
 _BLOCK = 1024
 
@@ -30,10 +29,9 @@ def moe_sum_reduce(
     if out.numel() == 0:
         return out
     factor = 1.0 if routed_scaling_factor is None else float(routed_scaling_factor)
-    pdl = overlap and "pdl" in of(x).features()
     _k.sum_slots[(cdiv(tokens * h, _BLOCK),)](
-        x, out, tokens, h, x.stride(0), x.stride(1), x.stride(2), factor, TOPK=topk, BLOCK=_BLOCK, PDL=pdl,
-        num_warps=4, **({"launch_pdl": True} if pdl else {}),
+        x, out, tokens, h, x.stride(0), x.stride(1), x.stride(2), factor, TOPK=topk, BLOCK=_BLOCK,
+        num_warps=4, **overlapping(x, overlap),
     )  # fmt: skip
     return out
 

@@ -163,7 +163,6 @@ class Emulator:
         ns.fma = lambda a, b, c: value((np.float64(a) * np.float64(b) + np.float64(c)).astype(np.float32))
         ns.convert_layout = lambda x, layout: x
         ns.load, ns.store, ns.atomic_add = self.load, self.store, self.add
-        ns.program_id = lambda axis: value(np.int32(self.pid))
         ns.num_programs = lambda axis: value(np.int32(self.programs))
         ns.inline_asm_elementwise = self.asm
         ns.allocate_shared_memory = lambda dtype, shape, layout: Shared(
@@ -205,7 +204,10 @@ class Emulator:
                 errors.append(error)
 
         threads = [threading.Thread(target=run, args=part, daemon=True) for part in parts]
-        _ = [t.start() for t in threads], [t.join(3 * DEADLINE_S) for t in threads]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(3 * DEADLINE_S)
         if errors:
             raise errors[0]
         assert not any(t.is_alive() for t in threads), "a part hangs"
@@ -263,7 +265,8 @@ class Emulator:
             copies, self.local.copies = self.local.copies, []
 
             def work() -> None:
-                _ = [c.result() for c in copies]
+                for c in copies:
+                    c.result()
                 cell.barrier.update(self.arrivals)
 
             threading.Thread(target=work, daemon=True).start()
@@ -295,7 +298,7 @@ class Emulator:
         }  # fmt: skip
         run = _rebound(kernel.fn, language, {})
         with np.errstate(all="ignore"):
-            for self.pid in range(programs):
+            for _ in range(programs):
                 run(**args)
         self.pool.shutdown()
 

@@ -59,7 +59,7 @@ class Layer:
 
     def __init__(self, m: int, e: int, topk: int, h: int, n: int, fp8: bool, seed: int, routing: str = "uniform",
                  ) -> None:  # fmt: skip
-        rng = self.rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(seed)
         self.m, self.e, self.topk, self.h, self.n, self.fp8 = m, e, topk, h, n, fp8
         self.dtype = emu.Dtype("fp8" if fp8 else "bf16")
         ids = np.stack([rng.permutation(e)[:topk] for _ in range(m)])
