@@ -32,6 +32,7 @@ import anchor
 from moe_problem import DEV, INNER, SHAPES, Problem, align
 
 from xkernels.ops._details import experts as ours
+from xkernels.ops._details import large_experts as large
 from xkernels.ops.align import Alignment
 from xkernels.ops.fused_experts import fused_experts_reference
 from xkernels.ops.quant import per_token_group_quant_fp8
@@ -72,24 +73,31 @@ def configs(mode: str, m: int) -> list[dict[str, Any]]:
 
 def for_many(config: dict[str, Any]) -> bool:
     """Whether our kernel for many rows takes a candidate."""
-    return (config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]) == (128, 256)
+    return (config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]) == (large.BLOCK_M, large.BLOCK_N)
+
+
+def few(config: dict[str, Any]) -> bool:
+    """Whether a candidate's block is one of few rows, as the launcher sees it."""
+    return config["BLOCK_SIZE_M"] <= 32
+
+
+# The other choice of a rule of our launcher, and the candidates that are tried with it too: config, tokens, FP8, down.
+OTHERS: tuple[tuple[dict[str, Any], Callable[[dict[str, Any], int, bool, bool], bool]], ...] = (
+    ({"INLINE": False}, lambda c, m, fp8, down: fp8 and few(c) and down),
+    ({"LINES": 2}, lambda c, m, fp8, down: fp8 and few(c) and not down and m == 1),
+    ({"QUANT_OUT": True}, lambda c, m, fp8, down: fp8 and few(c) and not down and m > 1),
+    ({"PROGRAMS": 3}, lambda c, m, fp8, down: fp8 and few(c) and down and m > 1 and c["BLOCK_SIZE_N"] == 128),
+    ({"PROGRAMS": 0}, lambda c, m, fp8, down: not few(c) and (down or not fp8) and not for_many(c)),
+    ({"PDL": False}, lambda c, m, fp8, down: not few(c) and m > 512 and (not fp8 or for_many(c))),
+)
 
 
 def variants(mode: str, m: int, part: str) -> list[dict[str, Any]]:
     """The candidates as our kernel can run them: with a rule of its launcher and with that rule's other choice."""
     out = []
     for config in configs(mode, m):
-        few, fp8 = config["BLOCK_SIZE_M"] <= 32, mode == "fp8"
-        others: list[dict[str, Any]] = [{}]
-        if fp8 and few:
-            others.append({"INLINE": False} if part == "down" else {"LINES": 2} if m == 1 else {"QUANT_OUT": True})
-        if fp8 and few and part == "down" and m > 1 and config["BLOCK_SIZE_N"] == 128:
-            others.append({"PROGRAMS": 3})
-        if not few and (part == "down" or not fp8) and not for_many(config):
-            others.append({"PROGRAMS": 0})
-        if not few and m > 512 and (not fp8 or for_many(config)):
-            others.append({"PDL": False})
-        out += [{**config, **other} for other in others]
+        out.append(config)
+        out += [{**config, **other} for other, where in OTHERS if where(config, m, mode == "fp8", part == "down")]
     return out
 
 
@@ -192,7 +200,7 @@ def compile_ours(p: Problem, data: Any, al: Any, config: dict[str, Any]) -> int:
     elif p.mode == "fp8":
         scales = torch.ones(p.N // 128, rows, device=x.device)
         kinds.append(ours.Rows(kinds[0].values.to(torch.float8_e4m3fn), scales, (1, rows)))
-        follow.append({**config, "INLINE": not config.get("INLINE", config["BLOCK_SIZE_M"] <= 32)})
+        follow.append({**config, "INLINE": not config.get("INLINE", few(config))})
     calls = [partial(ours.up_projection, x, e, weights, alignment, config, down=other) for other in follow]
     calls += [partial(ours.down_projection, k, e, weights, alignment, c, x.dtype) for k in kinds for c in follow]
     return sum(map(guarded, calls))
@@ -384,11 +392,8 @@ def describe(shape: str, row: dict[str, Any]) -> str:
 
 def short(config: dict[str, Any]) -> str:
     """A config in one word."""
-    flags = [f"{name[0]}{int(config[name])}" for name in _FLAGS if name in config]
+    flags = [f"{name[0]}{int(config[name])}" for other, _ in OTHERS for name in other if name in config]
     return "-".join(str(config[n]) for n in anchor._FIELDS) + "".join("+" + flag for flag in flags)
-
-
-_FLAGS = ("INLINE", "PROGRAMS", "QUANT_OUT", "LINES", "PDL")
 
 
 if __name__ == "__main__":
