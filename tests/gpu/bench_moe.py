@@ -392,8 +392,8 @@ def describe(shape: str, row: dict[str, Any]) -> str:
 
 def short(config: dict[str, Any]) -> str:
     """A config in one word."""
-    flags = [f"{name[0]}{int(config[name])}" for other, _ in OTHERS for name in other if name in config]
-    return "-".join(str(config[n]) for n in anchor._FIELDS) + "".join("+" + flag for flag in flags)
+    flags = dict.fromkeys(name for other, _ in OTHERS for name in other if name in config)
+    return "-".join(str(config[n]) for n in anchor._FIELDS) + "".join(f"+{n}={int(config[n])}" for n in flags)
 
 
 if __name__ == "__main__":
