@@ -11,7 +11,7 @@ from tuner.compile.targets import SimulatedDevice, Target, activate, find
 __all__ = ["compile_config", "compile_variant", "start"]
 
 _STATE: dict[str, Target] = {}
-_GEMMS = ("up_gemm", "down_gemm")
+_GEMMS = {"up": "up_gemm", "down": "down_gemm"}
 
 
 def start(name: str) -> None:
@@ -33,7 +33,7 @@ def compile_config(job: dict[str, Any]) -> list[dict[str, Any]]:
     """Facts of one projection under one config of a file; `job` is made by `configs.jobs`."""
     from tuner.compile.variants import experts_call
 
-    config, wanted = job["config"], _GEMMS[job["projection"] == "down"]
+    config, wanted = job["config"], _GEMMS[job["projection"]]
     tile = (int(config["BLOCK_SIZE_M"]), int(config["BLOCK_SIZE_N"]), int(config["BLOCK_SIZE_K"]))
     extra = {n: v for n, v in config.items() if n not in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")}
     extra.setdefault("num_warps", 4)
@@ -50,7 +50,7 @@ def compile_config(job: dict[str, Any]) -> list[dict[str, Any]]:
         asked=bool(config.get("USE_TMA", False)),
     )  # fmt: skip
     # The kernel for many rows serves both projections; the up projection's launch comes first.
-    mine = [row for row in rows if row["kernel"] in (*_GEMMS, "large_gemm", None)]
+    mine = [row for row in rows if row["kernel"] in (*_GEMMS.values(), "large_gemm")]
     return [{**row, "key": job["key"]} for row in (mine[-1:] if job["projection"] == "down" else mine[:1])]
 
 
@@ -73,7 +73,7 @@ def _rows(words: dict[str, Any], call: Any, only: str | None = None, asked: bool
 
 
 # Kernels that load weights through descriptors where their config asks for it.
-_DESCRIBED = (*_GEMMS, "large_gemm", "fp8_gemm")
+_DESCRIBED = (*_GEMMS.values(), "large_gemm", "fp8_gemm")
 
 
 def _facts(name: str, kernel: Any, target: Target, asked: bool) -> dict[str, Any]:

@@ -225,16 +225,15 @@ def _prepare_scales(
         rows = interleave(_halves(s1, given, n, interleaved), _MXFP4_ALIGN)
         return rows, _pad_columns(s2, cdiv(n, MXFP4_GROUP), padded, 127)
     if scheme.kind == "fp8_block":
-        return _block_scales(scheme, s1.float(), s2.float(), w1, w2, given, n, interleaved)
+        return _block_scales(scheme, s1.float(), s2.float(), w2, given, n, interleaved)
     rows1 = _row_scales("w1_scale", s1.float(), experts, 2 * given, halves=True)
     rows2 = _row_scales("w2_scale", s2.float(), experts, hidden, halves=False)
     return interleave(_halves(rows1, given, n, interleaved)), rows2.contiguous()
 
 
 def _block_scales(
-    scheme: Scheme, s1: torch.Tensor, s2: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, given: int, n: int,
-    interleaved: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    scheme: Scheme, s1: torch.Tensor, s2: torch.Tensor, w2: torch.Tensor, given: int, n: int, interleaved: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     assert scheme.block is not None
     bn, bk = scheme.block
     if interleaved or n != given:
