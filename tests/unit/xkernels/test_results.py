@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from moegate.dispatch.rows import ROWS
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted(p for stem in ("h200", "bmg") for p in (ROOT / "docs/results").glob(f"{stem}_*.json"))
+SIDECARS = sorted((ROOT / "kernels/configs").rglob("*.provenance.json"))
 
 
 def pages() -> dict[str, Callable[[], str]]:
@@ -42,6 +44,12 @@ def test_results_name_their_origin(path: Path) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     for word in ("device", "torch", "triton", "date", "command"):
         assert content[word]
+
+
+@pytest.mark.parametrize("path", FILES + SIDECARS, ids=lambda p: p.stem)
+def test_commands_name_no_folder_of_the_machine_that_they_ran_on(path: Path) -> None:
+    command = json.loads(path.read_text(encoding="utf-8"))["command"]
+    assert not re.search(r"(^|[\s=])[/~]", command)
 
 
 def test_the_dispatch_table_states_the_measured_ratios() -> None:
