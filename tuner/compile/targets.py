@@ -8,6 +8,7 @@ from typing import Any
 
 from moegate.errors import UsageError
 from xkernels.device import Limits
+from xkernels.device.cuda import served
 
 __all__ = ["TARGETS", "SimulatedDevice", "Target", "activate", "activate_target", "find", "missing"]
 
@@ -124,7 +125,7 @@ class SimulatedDevice:
 
     def features(self) -> frozenset[str]:
         """As the live device would say."""
-        return self.target.features
+        return served(self.target.features)
 
     def limits(self) -> Limits:
         """As the live device would say; the cache size matters to nobody who compiles."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from moegate.records.measurement import DeviceIdentity
@@ -13,6 +14,9 @@ _BLOCKS_PER_UNIT = {80: 32, 86: 16, 87: 16, 89: 24, 90: 32, 100: 32, 103: 32, 12
 _BLOCKS_PER_UNIT_FLOOR = 16
 # Compute capabilities that have a feature: dependent launches came to stay, Hopper's matrix products are its alone.
 _FEATURES = {"pdl": range(90, 1000), "wgmma": range(90, 91)}
+# `wgmma` is asked for in Gluon, whose names change between releases: our kernels have those of 3.6 to 3.8. Triton 3.9
+# still lets them be imported and fails as it compiles them.
+_GLUON_CHANGES = (3, 9)
 
 
 class CudaDevice(Accelerator):
@@ -43,9 +47,9 @@ class CudaDevice(Accelerator):
         return DeviceIdentity("cuda", str(p.name), identity, self.arch(), "", int(p.total_memory))
 
     def features(self) -> frozenset[str]:
-        """What this compute capability has of `_FEATURES`."""
+        """What this compute capability has of `_FEATURES`, as far as the installed Triton serves our kernels."""
         capability = self.capability()
-        return frozenset(name for name, having in _FEATURES.items() if capability in having)
+        return served(frozenset(name for name, having in _FEATURES.items() if capability in having))
 
     def limits(self) -> Limits:
         """Opt-in shared memory per block, L2 size, multiprocessors."""
@@ -54,6 +58,21 @@ class CudaDevice(Accelerator):
         units = int(p.multi_processor_count)
         per_unit = _BLOCKS_PER_UNIT.get(self.capability(), _BLOCKS_PER_UNIT_FLOOR)
         return Limits(shared, int(getattr(p, "L2_cache_size", 0)), units, units * per_unit)
+
+
+def served(features: frozenset[str]) -> frozenset[str]:
+    """Those of a device's features that our kernels can use under the installed Triton."""
+    return features if _gluon_of_ours() else features - {"wgmma"}
+
+
+@functools.cache
+def _gluon_of_ours() -> bool:
+    try:
+        from triton import __version__ as version
+    except ImportError:
+        return True  # nothing is launched then
+    major, minor, *_ = version.split(".")
+    return (int(major), int(minor)) < _GLUON_CHANGES
 
 
 def _pci(p: Any) -> str:

@@ -78,7 +78,7 @@ class Device(Protocol):
         """What kernels may use beyond plain Triton.
 
         `pdl`: a kernel may start while its predecessor drains. `wgmma`: matrix products that four warps issue together
-        on operands in shared memory, as Hopper alone has them.
+        on operands in shared memory, as Hopper alone has them; not under a Triton that does not compile ours.
         """
 
     def queue(self) -> int:

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from tuner.compile.targets import SimulatedDevice, find
 from xkernels import device as devices
-from xkernels.device import CpuDevice, CudaDevice, Device, RocmDevice, XpuDevice
+from xkernels.device import CpuDevice, CudaDevice, Device, RocmDevice, XpuDevice, cuda
 
 
 class Simulated:
@@ -109,6 +110,20 @@ LEAVES = [
     (RocmDevice, ROCM, "rocm", "gfx942", "rocm-gfx942", 65536, set()),
     (XpuDevice, XPU, "xpu", "bmg", "xpu-bmg", 131072, set()),
 ]
+
+
+@pytest.mark.parametrize(("version", "offered"), [("3.6.0", True), ("3.8.0+gitabc", True), ("3.9.0", False)])
+def test_hoppers_products_are_offered_where_triton_compiles_our_kernels_with_them(
+    version: str, offered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(triton, "__version__", version)
+    cuda._gluon_of_ours.cache_clear()
+    try:
+        device, target = CudaDevice(0, Simulated(**CUDA)), SimulatedDevice(find("sm_90"))
+        assert device.features() == target.features() == ({"pdl", "wgmma"} if offered else {"pdl"})
+    finally:
+        cuda._gluon_of_ours.cache_clear()
 
 
 @pytest.mark.parametrize(("leaf", "properties", "kind", "arch", "platform", "shared", "features"), LEAVES)
