@@ -121,6 +121,15 @@ def test_dispatch_show_says_the_chain() -> None:
     assert found["chain"][-1] == {"backend": "triton", "chosen": True, "why": found["chain"][-1]["why"]}
 
 
+def test_dispatch_show_can_be_told_that_scales_are_powers_of_two() -> None:
+    """What is refused for want of them can be asked for."""
+    ask = ("dispatch", "show", "--op", "block_fp8_linear", "--platform", "sm_100", "--quant", "fp8_w8a8", "--block",
+           "32,32", "--package", "deep_gemm", "--request", "deep_gemm")  # fmt: skip
+    assert "ue8m0" in orchestrator(*ask).stdout
+    assert orchestrator(*ask).returncode == 2
+    assert document(orchestrator(*ask, "--ue8m0", "--json"))["resolved"] == "deep_gemm"
+
+
 def test_dispatch_lock_and_diff(tmp_path: Path) -> None:
     assert orchestrator("dispatch", "lock", "--check").returncode == 0
     path = tmp_path / "lock.json"
