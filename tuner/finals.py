@@ -85,6 +85,7 @@ class Finals:
         self.problem, self.options, self.journal = problem, options, journal
         self.worker = Worker(spec, "finals", [("setup", options.setup(problem))])
         self.spent: dict[str, float] = {}
+        self.compiled_late: list[str] = []
         self._warming = threading.Thread(target=self._begin, daemon=True)
         self.enter(environment)
 
@@ -181,6 +182,7 @@ class Finals:
                 if lost.kind != "crashed":
                     break
         self.spent.update(answer.get("spent", {}))
+        self.compiled_late = answer.get("compiled", self.compiled_late)
         answer = {
             name: value for name, value in answer.items() if name in ("samples_us", "error", "reason", "max_rel", "rms")
         }

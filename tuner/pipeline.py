@@ -137,7 +137,7 @@ def tune(options: TuneOptions) -> TuneResult:
         files = emit_all(options.out, options.problem, played, origin, vllm=options.vllm) if played else []
         journal.append("emitted", files=[str(path.relative_to(options.out)) for path in files])
         clock.mark("emit")
-        counts = _counts(findings, runner, live)
+        counts = _counts(findings, runner, live) | {"finals_compiled_late": len(finals.compiled_late)}
         spent = {name: round(value, 2) for name, value in live.spent.items()}
         spent |= {f"finals {name}": round(value, 2) for name, value in finals.spent.items()}
         errors = error_counts(journal)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -51,6 +51,10 @@ ErrorClass = Literal[
     "illegal-access",
     "blocklisted",
 ]
+_RIVAL = 1.08
+"""Another BLOCK_SIZE_M within this multiple of the best may be the better one: projections timed apart do not say what
+the whole op takes with its own sorting and padding (up to 5 % off on an H200)."""
+
 ERRORS: frozenset[str] = frozenset(ErrorClass.__args__)  # type: ignore[attr-defined]
 
 
@@ -264,8 +268,11 @@ class Strategy(Protocol):
         """Search all batch sizes of the task."""
 
 
-def choose(arena: Arena, finals: int) -> Choice | None:
-    """The arena's winner, and its contenders: the `finals` best choices for all projections together."""
+def choose(arena: Arena, finals: int, refined: Collection[str] = ()) -> Choice | None:
+    """The arena's winner, and its contenders: `finals` choices for all projections together, best first.
+
+    Choices that differ in the `refined` axes alone are one tile to the finals while other tiles are nearly as good.
+    """
     best = arena.joint()
     if best is None:
         return None
@@ -273,10 +280,38 @@ def choose(arena: Arena, finals: int) -> Choice | None:
     for projection in arena.projections:
         for config, time in arena.times(projection):
             pools.setdefault(config.block_m, {}).setdefault(projection, []).append((time, config))
-    rows: list[tuple[float, tuple[Config, ...]]] = []
+    rows: list[_Row] = []
     for pool in pools.values():
         if len(pool) == len(arena.projections):
-            few = [sorted(pool[projection])[:finals] for projection in arena.projections]
+            few = [_few(sorted(pool[projection]), finals, refined) for projection in arena.projections]
             rows += [(sum(t for t, _ in each), tuple(c for _, c in each)) for each in itertools.product(*few)]
-    contenders = [dict(zip(arena.projections, configs, strict=True)) for _, configs in sorted(rows)[:finals]]
-    return Choice(arena.batch_size, best[1], best[0], tuple(contenders))
+    found = _contenders(sorted(rows), finals, refined)
+    return Choice(
+        arena.batch_size, best[1], best[0],
+        tuple(dict(zip(arena.projections, configs, strict=True)) for _, configs in found),
+    )  # fmt: skip
+
+
+_Row = tuple[float, tuple[Config, ...]]
+_NEARLY = 1.03
+
+
+def _few(timed: Sequence[tuple[float, Config]], count: int, refined: Collection[str]) -> list[tuple[float, Config]]:
+    """The best `count`, and the best of as many tiles."""
+    tiles: dict[Config, tuple[float, Config]] = {}
+    for time, config in timed:
+        tiles.setdefault(config.without(*refined), (time, config))
+    return list(dict.fromkeys([*timed[:count], *list(tiles.values())[:count]]))
+
+
+def _contenders(rows: Sequence[_Row], count: int, refined: Collection[str]) -> list[_Row]:
+    """Up to a third are the best of other BLOCK_SIZE_M that come near; then tiles nearly as good as the best, each
+    once; then whatever is fastest."""
+    tiles: dict[tuple[Config, ...], _Row] = {}
+    for row in rows:
+        tiles.setdefault(tuple(config.without(*refined) for config in row[1]), row)
+    distinct = list(tiles.values())
+    best, lead = rows[0][0], rows[0][1][0].block_m
+    rivals = [row for row in distinct if row[1][0].block_m != lead and row[0] <= best * _RIVAL][: count // 3]
+    near = [row for row in distinct if row[0] <= best * _NEARLY]
+    return sorted(list(dict.fromkeys([*rivals, *near, *rows]))[:count])

@@ -50,7 +50,7 @@ class Racing:
         complete = Field(task, runner, races).run()
         choices: dict[int, Choice] = {}
         for size, race in races.items():
-            choice = choose(race.arena, task.effort.finals)
+            choice = choose(race.arena, task.effort.finals, [axis.name for axis in task.space.refined])
             if choice is not None:
                 choices[size] = choice
         return Findings(choices, {size: race.arena for size, race in races.items()}, complete)

@@ -121,6 +121,44 @@ def ours() -> Recorded:
     return load(OURS)
 
 
+def _timed(times: dict[tuple[int, int, int], tuple[float, float]]) -> Arena:
+    """Times of up and down by (BLOCK_SIZE_M, BLOCK_SIZE_N, GROUP_SIZE_M)."""
+    arena = Arena(512, ("up", "down"))
+    for (m, n, group), both in times.items():
+        config = Config.of({"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "GROUP_SIZE_M": group})
+        for p, us in zip(arena.projections, both, strict=True):
+            arena.add([Outcome(Unit(512, p, config), 0, (us,))])
+    return arena
+
+
+def test_a_tile_meets_itself_in_the_finals_only_where_others_are_far() -> None:
+    near = {(16, n, g): (10.0 + n / 1000 + g / 10_000, 5.0 + g / 10_000) for n in (64, 128) for g in (1, 16, 32, 64)}
+    plain, once = choose(_timed(near), 6), choose(_timed(near), 6, ["GROUP_SIZE_M"])
+    assert plain is not None
+    assert once is not None
+    tiles = [tuple(c.without("GROUP_SIZE_M") for c in pair.values()) for pair in once.contenders]
+    assert len(once.contenders) == 6
+    assert len(set(tiles)) == 4  # two of up, two of down
+    assert len({tuple(c.without("GROUP_SIZE_M") for c in pair.values()) for pair in plain.contenders}) < 4
+    assert once.contenders[0] == plain.contenders[0] == once.configs
+    far = {
+        (m, n, g): (us * (2.0 if n > 64 else 1.0), down) for (m, n, g), (us, down) in near.items() if n == 64 or g < 9
+    }
+    found = choose(_timed(far), 6, ["GROUP_SIZE_M"])
+    assert found is not None
+    assert {pair["up"].integer("BLOCK_SIZE_N") for pair in found.contenders} == {64}
+
+
+@pytest.mark.parametrize(("behind", "rivals"), [(1.05, 4), (1.2, 0)])
+def test_another_block_that_comes_near_is_in_the_finals(behind: float, rivals: int) -> None:
+    rows = {(128, n, 1): (100 + n / 1000, 50 + n / 1000) for n in (32, 64, 128, 256)}
+    arena = _timed(rows | {(64, n, 1): (behind * a, behind * b) for (_, n, _), (a, b) in rows.items()})
+    found = choose(arena, 12)
+    assert found is not None
+    assert len(found.contenders) == 12
+    assert sum(pair["up"].block_m == 64 for pair in found.contenders) == rivals
+
+
 def _regret_of_the_search(recorded: Recorded, effort: Effort, noise: Noise) -> float:
     task = task_of(recorded, effort, load_prior().without("sm_90"))
     findings = strategy("racing").tune(task, NoisyReplay(recorded, noise))
