@@ -34,7 +34,7 @@ def tuner() -> str:
     shape = " ".join(f"{name}={value}" for name, value in d["problem"].items())
     lines = [f"# The tuner, measured\n\n{GENERATED}\n", f"## On an H200 with {d['host']}\n", _where(d) + "\n"]
     lines += [f"- {note}" for note in d["notes"]]
-    lines += [f"\n{shape}\n", *_tunings(d["runs"]), *_sweeps(d["sweeps"], d["replays"])]
+    lines += [f"\n{shape}\n", *_tunings(d["runs"]), *_regrets(d["runs"]), *_sweeps(d["sweeps"], d["replays"])]
     lines += ["\n## The old way\n", d["serial"]["words"], "\n## Planted faults\n", "| config | outcome |", "|---|---|"]
     lines += [f"| {fault['config']} | {fault['outcome']} |" for fault in d["planted"]]
     lines += [f"\nMeasured {d['planted_date']}.\n", "## Tuned times of the whole op\n"]
@@ -42,16 +42,37 @@ def tuner() -> str:
 
 
 def _tunings(runs: list[dict[str, Any]]) -> list[str]:
-    heads = ("engine", "dtype", "effort", "wall s", "of it start, search, finals, files", "configs tried",
-             "compiles (late)", "mean regret", "worst", "gain over default")  # fmt: skip
+    heads = ("engine", "dtype", "effort", "date", "wall s", "of it start, search, finals, files", "configs tried",
+             "compiles (late)", "mean regret %", "worst %", "gain over default")  # fmt: skip
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for r in runs:
         parts = ", ".join(str(seconds) for seconds in r["seconds"])
-        regret = f"{r['mean_regret']} % | {r['worst_regret']} % at M={r['worst_at']}" if "worst_at" in r else "- | -"
+        judged = r.get("judged")
+        regret = "- | -"
+        if judged is not None:
+            regret = f"{_within(judged['mean'])} | {_within(judged['worst'])} at M={judged['worst_at']}"
         lines.append(
-            f"| {r['engine']} | {r['dtype']} | {r['effort']} | {r['wall_s']} | {parts} | {r['tried']} | "
+            f"| {r['engine']} | {r['dtype']} | {r['effort']} | {r['date']} | {r['wall_s']} | {parts} | {r['tried']} | "
             f"{r['compiles']} ({r['late']}) | {regret} | {r['gain']} |"
         )
+    return lines
+
+
+def _within(found: list[float]) -> str:
+    """A figure with its interval."""
+    return "{:.2f} [{:.2f}, {:.2f}]".format(*found)
+
+
+def _regrets(runs: list[dict[str, Any]]) -> list[str]:
+    judged = [run for run in runs if "judged" in run]
+    heads = [f"{run['dtype']} {run['effort']}" for run in judged]
+    lines = [
+        "\n## Regret of every batch size, in %\n",
+        "| M | " + " | ".join(heads) + " |",
+        "|---|" + "---|" * len(heads),
+    ]
+    for rows in zip(*(run["rows"] for run in judged), strict=True):
+        lines.append(f"| {rows[0]['m']} | " + " | ".join(_within(row["regret"]) for row in rows) + " |")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -309,3 +310,48 @@ def test_an_engine_that_is_not_here_says_how_to_get_it(tmp_path: Path) -> None:
     spec = ChildSpec(tmp_path, env={"TRITON_INTERPRET": "1"})
     with pytest.raises(InfraError, match="SGLANG_KERNEL"):
         Live(spec, PROBLEM, LiveOptions("sglang", routes=1, graphs=False))
+
+
+WHOLE = """
+import json, sys
+from tuner.child.session import Session
+from tuner.compile.facts import captured
+from tuner.problem import Problem
+
+def hashes(call):
+    with captured() as compiled:
+        call()
+    return {(name, built.hash) for name, built in compiled}
+
+problem = Problem("fused_experts", 8, 256, 256, 2, "fp8_w8a8", (128, 128)).as_dict()
+target = {"backend": "cuda", "arch": "90", "warp": 32, "features": ["pdl", "wgmma"],
+          "limits": [232448, 52428800, 132, 4224]}
+session = Session()
+adapter = session._simulated("moegate", problem, target)
+batch = session._compile_batch(64)
+late = {}
+for up, down in json.loads(sys.argv[1]):
+    names = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages")
+    more = {"GROUP_SIZE_M": 1, "USE_TMA": True}
+    pair = {p: {**dict(zip(names, tile)), **more} for p, tile in (("up", up), ("down", down))}
+    calls = [*adapter.helpers(0), *adapter.helpers(up[0])]
+    calls += [lambda p=p: batch.launch(p, pair[p], 0) for p in pair]
+    ahead = set().union(*map(hashes, calls))
+    late[str(up)] = sorted(name for name, _ in hashes(lambda: batch.whole(pair, 0)) - ahead)
+print(json.dumps(late))
+"""
+
+
+@pytest.mark.slow
+def test_what_is_compiled_ahead_is_what_the_finals_launch(tmp_path: Path) -> None:
+    """In block-FP8 a down projection's binary depends on how the scales lie that the up projection hands over."""
+    pairs = [((16, 64, 128, 4, 2), (16, 128, 128, 4, 2)), ((64, 128, 128, 4, 2), (64, 128, 128, 4, 3)),
+             ((128, 256, 128, 8, 3), (128, 128, 128, 8, 3))]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", WHOLE, json.dumps(pairs)], capture_output=True, text=True, timeout=240,
+        env=ChildSpec(tmp_path, env={"TRITON_CACHE_DIR": str(tmp_path / "cache")}).environment(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    late = json.loads(done.stdout.splitlines()[-1])
+    assert len(late) == len(pairs)
+    assert not any(late.values()), late
