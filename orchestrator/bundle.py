@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from orchestrator.scheduler import RunDir, outcomes, read_cells
 from orchestrator.scheduler.classify import tail
 from orchestrator.scheduler.state import CellHistory
 
-__all__ = ["RunFacts", "read_run"]
+__all__ = ["RunFacts", "by_hand", "read_run"]
 
 _MAX_CONFIG_FILES = 64
 
@@ -62,7 +63,7 @@ def read_run(path: Path) -> RunFacts:
         outcomes=_with_problems(outcomes(plan, cells, tails), problems),
         measurements=found,
         config_files=_config_files(rundir, plan),
-        commands=_commands(plan.cells, cells),
+        commands=_commands(path, plan.cells, cells),
         environment=_environment(found.values()),
         notes=tuple(notes),
         started=next((entry.time for entry in entries if entry.kind == "run"), plan.created),
@@ -108,13 +109,27 @@ def _log_tail(rundir: RunDir, history: CellHistory | None) -> str:
     return tail(folder / "stderr.log", 8 << 10)
 
 
-def _commands(cells: Iterable[PlannedCell], histories: dict[str, CellHistory]) -> dict[str, str]:
+def by_hand(command: Sequence[str], run: Path, cell: str) -> str:
+    """The line for a shell that does what `command` did, and writes into the folder where it is typed.
+
+    What a launch wrote into its own folder of the run would change a finished run, and the folder is gone: `"$PWD"`
+    stands for it. Nor does a server that shared its device wait for its turn: nobody would give it.
+    """
+    folder = re.compile(rf"(?:{re.escape(str(run))}|/[^=:]*)/cells/{re.escape(cell)}/attempt-\d+/launch-\d+")
+    kept = (part for part in command if not part.startswith("--turns="))
+    return " ".join(
+        '"$PWD"'.join(shlex.quote(piece) if piece else "" for piece in folder.split(part)) if part else "''"
+        for part in kept
+    )
+
+
+def _commands(run: Path, cells: Iterable[PlannedCell], histories: dict[str, CellHistory]) -> dict[str, str]:
     out = {}
     for cell in cells:
         history = histories.get(cell.id)
         command = next((a.commands[-1] for a in reversed(history.attempts) if a.commands), None) if history else None
         if command is not None:
-            out[cell.id] = shlex.join(command)
+            out[cell.id] = by_hand(command, run, cell.id)
     return out
 
 

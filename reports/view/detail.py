@@ -42,6 +42,10 @@ _LADDER = (
 )
 
 
+# A command that is cut off cannot be pasted; this only bounds what nobody would paste.
+_MOST_COMMAND = 4000
+
+
 @dataclass(frozen=True)
 class EffectLine:
     """One metric of a cell in words; `gates` marks the one that decides."""
@@ -137,7 +141,7 @@ def build_detail(bundle: RunBundle, joined: Joined, budget: Budget, configs: dic
         attempts=_attempts(joined),
         cases=tuple(cases[: budget.cases]),
         cases_hidden=max(0, len(cases) - budget.cases),
-        command=clip(bundle.commands.get(cell.id, ""), 1200),
+        command=clip(bundle.commands.get(cell.id, ""), _MOST_COMMAND),
         log=tail(joined.outcome.log_tail, budget.log * (4 if bad else 1)) if joined.outcome else "",
         curves=latency_curves(joined, budget),
         history=history_figure(bundle, joined) if budget.curves else Markup(""),

@@ -76,7 +76,8 @@ class LaunchResult:
     """How a launch ended. `infra` says why the launch could not be carried out or believed, and is retried.
 
     `returncode` is the exit status where the command exited, `signal` the signal that killed it. `oom` is true where
-    the kernel or a memory limit ended it, `cancelled` where we did. `command` is what was really executed.
+    the kernel or a memory limit ended it, `cancelled` where we did. `command` is what was really executed,
+    with the variables that were set for it, as a person would type it.
     """
 
     returncode: int | None

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from moegate import spawn
+from moegate.masking import looks_secret
 from orchestrator.pools.isolation import PYTHON, RUN_MARK, LaunchResult, LaunchSpec, OnStart, preflight
 from orchestrator.pools.slots import Slot
 
-__all__ = ["LAUNCH_MARK", "ProcessIsolation", "environment", "start_time", "visible_device"]
+__all__ = ["LAUNCH_MARK", "ProcessIsolation", "environment", "spoken", "start_time", "visible_device"]
 
 LAUNCH_MARK = "MOEGATE_LAUNCH"
 _GRACE_S = 5.0
@@ -53,6 +54,17 @@ def environment(spec: LaunchSpec) -> dict[str, str]:
     return env
 
 
+# What a person need not repeat: our marks, and the thread counts that follow OMP_NUM_THREADS where they are not set.
+_UNSPOKEN = frozenset({RUN_MARK, LAUNCH_MARK, "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"})
+
+
+def spoken(argv: tuple[str, ...], env: Mapping[str, str]) -> tuple[str, ...]:
+    """The command that does the same by hand: `env NAME=VALUE ... argv`, with what we set for it and no secret."""
+    told = (f"{name}={value}" for name, value in sorted(env.items()) if name not in _UNSPOKEN)
+    kept = [text for text in told if not looks_secret(*text.split("=", 1))]
+    return ("env", *kept, *argv) if kept else argv
+
+
 class ProcessIsolation:
     """Runs launches as child processes that die with the orchestrator."""
 
@@ -88,7 +100,7 @@ class ProcessIsolation:
                 max_log_bytes=spec.max_log_bytes,
             )
         except OSError as error:
-            return LaunchResult(None, infra=f"{argv[0]} cannot be started: {error.strerror}", command=argv)
+            return LaunchResult(None, infra=f"{argv[0]} cannot be started: {error.strerror}", command=spoken(argv, env))
         on_start("process", f"{child.pid}:{start_time(child.pid)}")
         cancelled = False
         try:
@@ -106,7 +118,7 @@ class ProcessIsolation:
             cancelled=cancelled,
             truncated=done.truncated,
             wall_s=done.wall_s,
-            command=argv,
+            command=spoken(argv, env),
         )
 
     def reap(self, run: str) -> int:

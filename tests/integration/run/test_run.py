@@ -1,6 +1,8 @@
 """Whole runs through the real scheduler, with children that are real processes and quick."""
 
 # ruff: noqa: E501 - edits read best on one line
+import json
+import subprocess
 from collections import Counter
 
 import pytest
@@ -63,6 +65,22 @@ def test_what_a_cell_asks_for_is_on_its_command_line(run):
     tune = next(cell for cell in facts.plan.cells if cell.kind == "tune")
     assert any(f"configs/{tune.id}" in text or "--configs=none" in text for text in facts.commands.values())
     assert any(name.startswith(f"{tune.id}/configs/triton_3_8_0/") for name in facts.config_files)
+
+
+def test_a_command_of_the_report_can_be_pasted_and_writes_where_it_is_typed(run, tmp_path):
+    run()
+    before = sorted(str(path) for path in run.path.rglob("*"))
+    facts = read_run(run.path)
+    for kind in ("kernel-bench", "serve"):
+        command = next(text for cell, text in facts.commands.items() if cell.startswith(f"{kind}-"))
+        assert " TRITON_INTERPRET=1 " in command.partition(" -I ")[0], "what the run set is part of it"
+        assert "OMP_NUM_THREADS=" in command
+        assert "MOEGATE_" not in command
+        here = tmp_path / f"typed {kind}"
+        here.mkdir()
+        subprocess.run(["sh", "-c", command], cwd=here, check=True, capture_output=True, timeout=60)
+        assert json.loads((here / "measurement.json").read_text())["kind"] == kind
+    assert sorted(str(path) for path in run.path.rglob("*")) == before, "the run is as it was"
 
 
 def test_a_second_resume_executes_nothing(run):
