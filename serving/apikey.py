@@ -10,7 +10,9 @@ import hmac
 import os
 import secrets
 
-__all__ = ["VARIABLE", "admits", "ensure", "headers"]
+from moegate.errors import UsageError
+
+__all__ = ["VARIABLE", "admits", "ensure", "headers", "refused"]
 
 VARIABLE = "MOEGATE_API_KEY"
 
@@ -30,3 +32,13 @@ def admits(authorization: str) -> bool:
     """Whether a request's Authorization header opens a server of this process. Without a key everybody may come in."""
     wanted = headers().get("Authorization")
     return wanted is None or hmac.compare_digest(authorization.encode(), wanted.encode())
+
+
+def refused(url: str) -> UsageError:
+    """What a person is told whose request came back as a 401: both ways to have the server's key."""
+    sent = f"the {VARIABLE} that is set here is not its own" if VARIABLE in os.environ else "none is set here"
+    return UsageError(
+        f"{url} answers 401: it wants the key of its launch, and {sent}",
+        fix="start it with `serving launch --announce FILE` and give `--launch FILE` here, or export the same "
+        f"{VARIABLE} for both",
+    )

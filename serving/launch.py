@@ -113,6 +113,7 @@ def _run(
     engine: Engine, spec: Spec, command: Sequence[str], log: Path, ready_s: float, work: Path, announce: Path | None
 ) -> int:
     port = spec.port or free_port()
+    shared = announce is not None or apikey.VARIABLE in os.environ
     key = apikey.ensure()
     recipe = engine.command(spec, work, port)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +125,7 @@ def _run(
         file = announce or work / "launch.json"
         _write_private(file, _told(engine, Launched(spec, base_url, log, work), key))
         if not command:
-            return _follow(child, base_url, log)
+            return _follow(child, base_url, log, shared=shared)
         told = {BASE_URL: base_url, LAUNCH_FILE: str(file), _CLIENTS_KEY: key}
         return _client(child, command, {**os.environ, **told}, log)
     finally:
@@ -208,9 +209,12 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _follow(child: spawn.Child, base_url: str, log: Path) -> int:
-    """Serve until a signal comes, with the server's log on standard error."""
+def _follow(child: spawn.Child, base_url: str, log: Path, *, shared: bool) -> int:
+    """Serve until a signal comes, with the server's log on standard error; `shared`: somebody else has its key."""
     print(base_url, flush=True)
+    if not shared:
+        print(f"serving: nobody else has this server's key: start it with --announce FILE, or set {apikey.VARIABLE}",
+              file=sys.stderr, flush=True)  # fmt: skip
     with log.open(encoding="utf-8", errors="replace") as stream:
         while child.poll() is None:
             _copy(stream)

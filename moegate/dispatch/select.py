@@ -7,6 +7,7 @@ An explicit request is looked up first and is honoured or refused with the reaso
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 
 from moegate.dispatch.model import Capabilities, Condition, DispatchRefused, Problem, Row, Selection, Step
 from moegate.dispatch.platforms import platform_name
@@ -86,5 +87,14 @@ def _explicit(
     raise DispatchRefused(
         f"{op}: {request} cannot serve on {platform}: {why}",
         chain=(Step(request, False, why),),
-        fix="ask for auto, or for a backend that `orchestrator dispatch show` marks as able",
+        fix=_instead(platform, rows, row, problem, caps),
     )
+
+
+def _instead(platform: str, rows: tuple[Row, ...], row: Row, problem: Problem, caps: Capabilities) -> str:
+    """What to do where `row` cannot serve: the interpreter, where nothing but that is missing; else who can."""
+    able = [other.backend for other in rows if refusal(other, problem, caps, platform) is None]
+    ask = f"ask for auto or one that can serve here: {', '.join(able)}" if able else "nothing here serves this problem"
+    if not caps.interpreter and refusal(row, problem, replace(caps, interpreter=True), platform) is None:
+        return f"set TRITON_INTERPRET=1, or {ask}"
+    return ask

@@ -87,9 +87,11 @@ class Engine(Protocol):
 
 
 def get_json(base_url: str, path: str, timeout_s: float = 10.0) -> Any:
-    """GET a JSON document from a server on this host; InfraError where there is none."""
+    """GET a JSON document from a server on this host; InfraError where there is none, UsageError without its key."""
     try:
         status, data = _get(base_url, path, timeout_s)
+        if status == 401:
+            raise apikey.refused(base_url + path)
         if status != 200:
             raise InfraError(f"{base_url}{path} answers {status}")
         return json.loads(data)

@@ -59,13 +59,15 @@ async def _get(url: str) -> Any:
     timeout = aiohttp.ClientTimeout(total=30)
     session = aiohttp.ClientSession(timeout=timeout, headers=apikey.headers())
     async with session, session.get(url) as response:
+        if response.status == 401:
+            raise apikey.refused(url)
         if response.status != 200:
             raise InfraError(f"{url} answers {response.status}")
         return await response.json(content_type=None)
 
 
 def find_model(base_url: str) -> Model:
-    """Ask the server for its model; InfraError where it does not answer."""
+    """Ask the server for its model; InfraError where it does not answer, UsageError where it wants another key."""
     try:
         answer = asyncio.run(_get(base_url.rstrip("/") + "/v1/models"))
         first = answer["data"][0]

@@ -58,7 +58,7 @@ def _keyed(answer: Answer) -> Answer:
 
     async def guarded(request: Request) -> Response:
         if not apikey.admits(request.headers.get("authorization", "")):
-            raise BadRequest("this server answers to the launch that started it", status=401)
+            raise BadRequest(f"this server answers who sends the {apikey.VARIABLE} it was started with", status=401)
         return await answer(request)
 
     return guarded

@@ -95,7 +95,13 @@ def _measure(settings: Settings, sizes: Sequence[int], context: int, steps: int,
 
     from serving.server.worker import Worker
 
-    worker = Worker(settings)
+    try:
+        worker = Worker(settings)
+    except UsageError as error:
+        if error.field != "length":
+            raise
+        raise UsageError(f"{context} tokens and {_ROUNDS + 1} times {steps} steps take {error.message}",
+                         field="--context", fix="fewer of them, or fewer --steps") from None  # fmt: skip
     device = facts.find(worker.live.identity().name)
     bandwidth = gbs or (device.bandwidth_gbs if device else None)
     rows = []

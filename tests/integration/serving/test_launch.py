@@ -150,7 +150,7 @@ def test_recorded_routing_is_where_it_was_asked_for(serving: Callable, tmp_path:
     [
         (["--model=/nowhere"], 2, "no such model"),
         ([f"--model={MODEL}", "--configs=/nowhere"], 2, "no such folder"),
-        ([f"--model={MODEL}", "--moe-runner-backend=triton"], 2, "interpreter only"),
+        ([f"--model={MODEL}", "--moe-runner-backend=triton"], 2, "fix: set TRITON_INTERPRET=1"),
         ([f"--model={MODEL}", "--moe-runner-backend=nonsense"], 2, "no backend 'nonsense'"),
         ([f"--model={MODEL}", "--dtype=int8"], 2, "'int8'"),
         ([f"--model={MODEL}", "--engine=trt"], 2, "unknown engine"),
@@ -194,6 +194,18 @@ def test_a_server_answers_only_who_has_its_launchs_key(serving: Callable) -> Non
     assert json.loads(done.stdout) == {
         "nothing": 401, "wrong": 401, "key": 200, "health": 200, "mode": 0o600, "shown": False,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("key", [None, "not-its-own"])
+def test_a_load_without_the_servers_key_is_told_both_ways_to_have_it(serving: Callable, key: str | None) -> None:
+    stranger = ["env", "-u", "MOEGATE_LAUNCH", "-u", "MOEGATE_API_KEY", *([f"MOEGATE_API_KEY={key}"] if key else []),
+                sys.executable, "-m", *bench(Path("o.json"), requests=1, input=2, output=2)]  # fmt: skip
+    done = serving("launch", f"--model={MODEL}", "--configs=none", "--", *stranger)
+    assert done.returncode == 2, done.stderr
+    assert "401" in done.stderr
+    assert "--announce FILE" in done.stderr
+    assert "export the same MOEGATE_API_KEY" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_commands_status_is_passed_on(serving: Callable) -> None:

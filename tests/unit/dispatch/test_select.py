@@ -57,9 +57,22 @@ def test_no_order_of_the_rows_changes_what_a_request_gets() -> None:
 def test_triton_on_the_cpu_is_explicit_and_needs_the_interpreter() -> None:
     assert select("fused_experts", Problem(dtype="float32"), BARE["cpu"], "triton").resolved == "triton"
     compiled = dataclasses.replace(BARE["cpu"], interpreter=False)
-    with pytest.raises(DispatchRefused, match="TRITON_INTERPRET"):
+    with pytest.raises(DispatchRefused) as refused:
         select("fused_experts", Problem(), compiled, "triton")
+    assert refused.value.fix is not None
+    assert refused.value.fix.startswith("set TRITON_INTERPRET=1, or ")
     assert select("fused_experts", Problem(), compiled).resolved == "torch"
+
+
+def test_a_refusal_names_just_those_that_can_serve() -> None:
+    for op, platform in itertools.product(OPS, PLATFORM_NAMES):
+        names = [row.backend for row in rows_of(op)]
+        able = [name for name in names if outcome(op, platform, name) == name]
+        for name in set(names) - set(able):
+            with pytest.raises(DispatchRefused) as refused:
+                select(op, Problem(experts=64, topk=6), BARE[platform], name)
+            said = f"ask for auto or one that can serve here: {', '.join(able)}"
+            assert refused.value.fix == (said if able else "nothing here serves this problem")
 
 
 def test_foreign_rows_need_their_package_setting_and_problem() -> None:

@@ -36,6 +36,11 @@ def test_numbers_that_cannot_be_timed_are_exit_2(wrong: list[str], capsys: pytes
     assert "is no number from 1 to" in capsys.readouterr().err
 
 
+def test_more_positions_than_the_model_has_are_refused_in_terms_of_the_options() -> None:
+    with pytest.raises(UsageError, match=r"--context: 256 tokens and 6 times 50 steps take 563 positions.*--steps"):
+        steptime.main([*MODEL, "--graph", "full", "--batch-sizes", "1,16"])
+
+
 def test_warming_up_has_to_leave_a_prompt() -> None:
     with pytest.raises(UsageError, match="leave no prompt before 5 steps"):
         steptime.main([*MODEL, "--context", "6", "--steps", "5"])
