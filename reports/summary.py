@@ -15,7 +15,7 @@ from moegate.records import RunBundle
 from moegate.records.findings import Finding
 from moegate.text import MOST_ANNOTATIONS, workflow_command
 from reports.text import one_line, value
-from reports.view.joined import Joined, gain_of, join, predicted_of, span_of
+from reports.view.joined import Joined, gain_of, join, noise_of, predicted_of, span_of
 from reports.view.page import INTERPRETER_NOTE
 from reports.words import LOOKS
 
@@ -111,7 +111,7 @@ def _table(cells: list[Joined]) -> str:
     for index, joined in enumerate(cells):
         effect = joined.verdict.effect if joined.verdict else None
         gain = gain_of(joined, effect) if effect else ""
-        why = md(joined.reason, 160) if joined.look.rank < 4 else ""
+        why = md(joined.reason, 160) if joined.look.rank < 4 else noise_of(joined)
         row = f"| {joined.look.arrow} {joined.look.word} | {md(joined.cell.label, 120)} | {gain} | {why} |"
         room -= len(row.encode()) + 1
         if room < 0:

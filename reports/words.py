@@ -21,6 +21,7 @@ Outcome = Literal[
     "improved",
     "equivalent",
     "held",
+    "unmoved",
     "passed",
     "quarantined",
 ]
@@ -48,7 +49,8 @@ LOOKS: dict[Outcome, Look] = {
     "inconclusive": Look("inconclusive", "?", "open", 3, "the interval leaves more than one answer open"),
     "improved": Look("improved", "▲", "good", 4, "better by more than the margin, confirmed on fresh pairs"),
     "equivalent": Look("equivalent", "≈", "same", 5, "shown to lie within the tolerance"),
-    "held": Look("control held", "=", "same", 6, "a control or A/A cell that did not move, as it must not"),
+    "unmoved": Look("not shown to move", "~", "open", 5, "a control or A/A cell that may have moved within its noise"),
+    "held": Look("control held", "=", "same", 6, "a control or A/A cell shown to lie within the tolerance"),
     "passed": Look("passed", "✓", "done", 6, "a cell without arms that did its work"),
     "quarantined": Look("quarantined", "‖", "mute", 7, "run, or set aside, by an explicit rule; it does not gate"),
 }
@@ -91,6 +93,8 @@ def gate_sentence(sentence: str, limit: int) -> str:
     return _PREFIX.sub("", one_line(sentence, limit))
 
 
+# To be within the tolerance has to be shown; not to have been seen to move is less, and what it leaves is the noise.
+_CONTROLS: dict[str, Outcome] = {"equivalent": "held", "inconclusive": "unmoved"}
 _FAILED_STATES = frozenset({"FAILED", "TIMEOUT", "OOM", "CRASHED"})
 
 
@@ -105,7 +109,7 @@ def outcome_of(
         return "failed"
     if state == "PASSED" and verdict is not None and verdict.verdict is not None:
         if cell.control or cell.aa:
-            return "held" if verdict.verdict in ("equivalent", "inconclusive") else "moved"
+            return _CONTROLS.get(verdict.verdict, "moved")
         return verdict.verdict
     if state == "PASSED" and not cell.arms:
         return "passed"

@@ -10,6 +10,7 @@ from moegate.stats.covariates import CHECKS, Check, void_reason
 from moegate.stats.families import (
     Rate,
     adjusted_p,
+    at_most,
     benjamini_hochberg,
     clopper_pearson,
     detectable,
@@ -58,6 +59,7 @@ __all__ = [
     "Turn",
     "accuracy_non_inferiority",
     "adjusted_p",
+    "at_most",
     "benjamini_hochberg",
     "cells_to_confirm",
     "clopper_pearson",

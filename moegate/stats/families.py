@@ -67,8 +67,9 @@ def detectable(confirm: int, q: float, cells: int) -> bool:
 
 
 def clopper_pearson(events: int, trials: int, level: float = 0.95) -> Rate:
-    """Exact interval of a proportion (two-sided; one-sided at level+ for 0 or all events).
+    """Exact interval of a proportion: two-sided, so that each end alone holds at ``(1 + level) / 2``.
 
+    For "at most so much", which asks for one end only, take `at_most`.
     Raises ValueError unless 0 <= events <= trials and 0 < level < 1.
     """
     if not 0 <= events <= trials:
@@ -81,3 +82,11 @@ def clopper_pearson(events: int, trials: int, level: float = 0.95) -> Rate:
     low = float(betaincinv(events, trials - events + 1, tail)) if events else 0.0
     high = float(betaincinv(events + 1, trials - events, 1.0 - tail)) if events < trials else 1.0
     return Rate(events=events, trials=trials, low=low, high=high, level=level)
+
+
+def at_most(events: int, trials: int) -> float:
+    """The rate that is not exceeded at 95 % confidence: the one-sided exact (Clopper-Pearson) upper bound, 0..1.
+
+    0 of 1 leaves 0.95, 0 of 59 leaves 0.05. Raises ValueError unless 0 <= events <= trials.
+    """
+    return clopper_pearson(events, trials, level=0.90).high  # 5 % beyond each end

@@ -44,7 +44,7 @@ def browse(
         return
     with server(root, port, render) as serving:
         print(f"http://127.0.0.1:{serving.server_address[1]}/", flush=True)
-        say(f"{len(cards)} runs in {root}; Ctrl-C ends it")
+        say(f"{len(cards)} run{'' if len(cards) == 1 else 's'} in {root}; Ctrl-C ends it")
         worker = threading.Thread(target=serving.serve_forever, daemon=True)
         worker.start()
         try:

@@ -103,7 +103,9 @@ def _print_selftest(result: SelfTest, *, as_json: bool) -> None:
     from moegate.stats import clopper_pearson
 
     rate = clopper_pearson(result.false_alarm_runs, result.runs)
-    typer.echo(f"false alarms   {rate.events} of {rate.trials} A/A runs (at most {100 * rate.high:.2f} %, 95 %)")
+    typer.echo(
+        f"false alarms   {rate.events} of {rate.trials} A/A runs (at most {100 * rate.high:.2f} %, two-sided 95 %)"
+    )
     typer.echo(f"power          {result.power:.3f} of the slower cells found")
     typer.echo(f"cost           {result.mean_pairs_per_cell:.2f} pairs per cell in A/A runs")
 

@@ -64,6 +64,7 @@ def list_command(
     as_json: AsJson = False,
 ) -> None:
     """List imported runs, newest first."""
+    from moegate.stats import at_most
     from orchestrator.history import open_history, row_json
 
     with open_history(db) as history:
@@ -71,7 +72,7 @@ def list_command(
         rate = history.aa_rate(branch=branch)
     lines = [_run_line(row) for row in rows]
     if rate.trials:
-        most = f"at most {100 * rate.high:.1f} %, 95 %"
+        most = f"at most {100 * at_most(rate.events, rate.trials):.1f} %, 95 %"
         lines.append(f"A/A cells flagged, all runs: {rate.events} of {rate.trials} ({most})")
     _print([row_json(row) for row in rows], lines, as_json)
 

@@ -18,7 +18,7 @@ from moegate.stats import CellPairs as StagePairs
 from moegate.stats import (
     Decision,
     Rules,
-    clopper_pearson,
+    at_most,
     decide,
     minimum_detectable_effect,
     more_pairs,
@@ -293,7 +293,7 @@ def _comparison(
         voided_pools=voided,
         aa_cells=len(judged),
         aa_flagged=flagged,
-        aa_upper=clopper_pearson(flagged, len(judged)).high if judged else None,
+        aa_upper=at_most(flagged, len(judged)) if judged else None,
         notes=_notes(works),
     )
 

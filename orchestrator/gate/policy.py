@@ -48,6 +48,18 @@ PASSING: Mapping[str, frozenset[str]] = {
 _CONCLUSIVE = frozenset({"improved", "regressed", "equivalent"})
 _VERDICTS = _CONCLUSIVE | {"inconclusive"}
 
+_TALLY: Mapping[str, tuple[str, ...]] = {
+    "improved": ("improved",),
+    "regressed": ("regressed",),
+    "equivalent": ("equivalent",),
+    "inconclusive": ("inconclusive",),
+    "control{s} held": ("control_equivalent",),
+    "control{s} not shown to move": ("control_inconclusive",),
+    "control{s} moved": ("control_improved", "control_regressed"),
+    "failed": ("failed", "timeout", "oom", "crashed"),
+}
+"""The words of the sentence's tally -> the counts that belong to them; then what passed, then what has no answer."""
+
 
 def gate(
     plan: Plan, outcomes: Iterable[CellOutcome], comparison: Comparison, *, now: datetime | None = None
@@ -71,7 +83,7 @@ def gate(
     code = worst(reason.exit for reason in reasons)
     return GateResult(
         exit=int(code),
-        sentence=_sentence(code, reasons, counts, len(plan.cells)),
+        sentence=_sentence(code, reasons, _tally(counts, _worked(plan, states), len(plan.cells)), len(plan.cells)),
         reasons=tuple(reasons),
         counts=dict(counts),
         policy={"gate": to_json(plan.gate), "compare": to_json(plan.compare)},
@@ -207,13 +219,22 @@ def _counts(cell: PlannedCell, outcome: CellOutcome | None, verdict: CellVerdict
     return names
 
 
-def _sentence(code: Exit, reasons: list[GateReason], counts: Mapping[str, int], cells: int) -> str:
+def _worked(plan: Plan, states: Mapping[str, CellOutcome]) -> int:
+    """How many cells without arms did their work."""
+    ended = (states[cell.id].state for cell in plan.cells if not cell.arms and cell.id in states)
+    return sum(state == "PASSED" for state in ended)
+
+
+def _tally(counts: Mapping[str, int], worked: int, cells: int) -> str:
+    """What became of every cell, in numbers that add up to all of them."""
+    found = {words: sum(counts.get(name, 0) for name in names) for words, names in _TALLY.items()}
+    found["passed"] = worked
+    found["without an answer"] = cells - sum(found.values())
+    return ", ".join(f"{n} {words.format(s='s' if n > 1 else '')}" for words, n in found.items() if n > 0)
+
+
+def _sentence(code: Exit, reasons: list[GateReason], tally: str, cells: int) -> str:
     """The one line that a person reads first."""
-    names = ("improved", "regressed", "equivalent", "inconclusive")
-    parts = [f"{counts[name]} {name}" for name in names if counts.get(name)]
-    held = sum(counts.get(f"control_{name}", 0) for name in ("equivalent", "inconclusive"))
-    parts += [f"{held} control{'s' if held > 1 else ''} held"] if held else []
-    tally = ", ".join(parts)
     tail = f" ({tally})" if tally else ""
     first = next((reason for reason in reasons if reason.exit == code), None)
     if code is Exit.OK or first is None:

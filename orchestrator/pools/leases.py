@@ -144,13 +144,19 @@ class Pool:
                 lock.release()
             return None
         if self._allocator is not None and not self._allocator.take(slot):
-            self.holder = f"{_what(slot)} is in use on the Ray cluster"
+            self.holder = f"{_what(slot)} {self._asked_of()}"
             for lock in locks:
                 lock.release()
             return None
         self.holder = None
         self._rooms.leave(slot.index)
         return Lease(slot, self, locks)
+
+    def _asked_of(self) -> str:
+        """Why Ray has not granted a device that no orchestrator of this host holds."""
+        if self.spec.ray == "local":
+            return "is not granted yet by the Ray that this run started"
+        return f"is in use on the Ray cluster at {self.spec.ray}, or not granted yet"
 
     def _give(self, slot: Slot, locks: list[FileLock]) -> None:
         if self._allocator is not None:

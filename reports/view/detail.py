@@ -11,7 +11,7 @@ from moegate.records import Effect, Launch, RunBundle
 from reports import svg
 from reports.text import clip, count, duration, one_line, percent, tail, value
 from reports.view.changes import ConfigSet, ConfigTable, anchor_for, proofs
-from reports.view.joined import Joined, gain_of, predicted_of, primary_value, side_of, span_of
+from reports.view.joined import Joined, devices_of, gain_of, noise_of, predicted_of, primary_value, side_of, span_of
 
 __all__ = ["Budget", "Detail", "EffectLine", "badges_of", "build_detail"]
 
@@ -164,6 +164,8 @@ def badges_of(joined: Joined) -> tuple[str, ...]:
         badges.append(f"{verdict.void_launches} void")
     if joined.word in ("quarantined", "held", "moved") and verdict is not None and verdict.verdict is not None:
         badges.append(verdict.verdict)
+    if joined.word == "unmoved":
+        badges.append(noise_of(joined))
     return tuple(badges)
 
 
@@ -179,7 +181,7 @@ def _facts(joined: Joined) -> tuple[tuple[str, str], ...]:
         if name not in ("pool", "model", "kind", "arms"):
             shown = ", ".join(map(str, raw)) if isinstance(raw, list | tuple) else _flat(raw)
             rows.append((name, shown))
-    rows += [("state", joined.state), ("device", joined.verdict.device if joined.verdict else ""), ("why", cell.why)]
+    rows += [("state", joined.state), ("device", ", ".join(devices_of(joined)[:4])), ("why", cell.why)]
     return tuple((one_line(name, 40), one_line(shown, 240)) for name, shown in rows if shown)
 
 
@@ -195,6 +197,8 @@ def _sentence(joined: Joined) -> str:
     # Nobody waits for a control to be settled: that it does not move is all that it is for.
     if verdict.verdict == "inconclusive" and verdict.more_pairs and joined.word == "inconclusive":
         return f"{said.removesuffix('.')}. About {count(verdict.more_pairs, 'more pair')} would settle it."
+    if joined.word == "unmoved":
+        return f"{said.removesuffix('.')}. Not shown to move, and not shown to stand still: {noise_of(joined)}."
     return said
 
 

@@ -19,7 +19,19 @@ from moegate.records import (
 from reports.text import one_line, percent, points
 from reports.words import LOOKS, Look, Outcome, outcome_of
 
-__all__ = ["Joined", "cell_of", "gain_of", "join", "predicted_of", "primary_value", "rule_for", "side_of", "span_of"]
+__all__ = [
+    "Joined",
+    "cell_of",
+    "devices_of",
+    "gain_of",
+    "join",
+    "noise_of",
+    "predicted_of",
+    "primary_value",
+    "rule_for",
+    "side_of",
+    "span_of",
+]
 
 
 @dataclass(frozen=True)
@@ -130,6 +142,13 @@ def side_of(joined: Joined, launch: Launch) -> int:
     return ((launch.order or 0) + (launch.pair or 0)) % 2
 
 
+def devices_of(*cells: Joined) -> tuple[str, ...]:
+    """Write the devices that launches ran on, each once, as `name (identity)`: what it is, and which one."""
+    devices = (launch.device for joined in cells for launch in joined.launches if launch.device.identity)
+    found = dict.fromkeys((device.name, device.identity) for device in devices)
+    return tuple(one_line(f"{name} ({identity})" if name else identity, 120) for name, identity in found)
+
+
 def gain_of(joined: Joined, effect: Effect) -> str:
     """Write an effect's gain: percent, or points where accuracies are compared by difference."""
     return points(effect.gain) if joined.cell.kind == "accuracy" else percent(effect.gain)
@@ -139,6 +158,16 @@ def span_of(joined: Joined, effect: Effect) -> str:
     """Write the interval of an effect's gain, as `gain_of` writes the gain."""
     write = points if joined.cell.kind == "accuracy" else percent
     return f"{write(effect.gain_low)} to {write(effect.gain_high)}"
+
+
+def noise_of(joined: Joined) -> str:
+    """Say what a control that was not shown to move may still have done under its noise; empty for other cells."""
+    verdict = joined.verdict
+    if joined.word != "unmoved" or verdict is None:
+        return ""
+    if verdict.detectable is not None:
+        return f"noise hides changes under {percent(verdict.detectable, sign=False)}"
+    return f"noise leaves {span_of(joined, verdict.effect)}" if verdict.effect is not None else "noise is not known"
 
 
 def predicted_of(joined: Joined) -> str:

@@ -11,13 +11,13 @@ from markupsafe import Markup
 
 from moegate.exits import rank
 from moegate.records import Effect, RunBundle
-from moegate.stats import clopper_pearson
+from moegate.stats import at_most
 from reports import svg
 from reports.text import count, one_line, percent
 from reports.view.changes import ArmRow, ConfigSet, DispatchRow, anchor_for, arm_rows, config_sets, dispatch_rows
 from reports.view.detail import Budget, Detail, badges_of, build_detail
 from reports.view.heat import HeatPanel, heat_panels
-from reports.view.joined import Joined, gain_of, join, span_of
+from reports.view.joined import Joined, devices_of, gain_of, join, span_of
 from reports.view.square import Square, squares
 from reports.words import LOOKS, GateLook, Look, Outcome, gate_look, gate_sentence
 
@@ -81,6 +81,7 @@ class Trust:
     """How far this page can be believed: false alarms seen in A/A cells, and what could have been found."""
 
     aa: str
+    unmoved: str
     detectable: str
     pairs: str
     void: str
@@ -100,6 +101,7 @@ class Page:
     reasons_hidden: int
     interpreter: str
     notes: tuple[str, ...]
+    devices: tuple[str, ...]
     tiles: tuple[Tile, ...]
     share: Markup
     arms: tuple[str, str]
@@ -149,7 +151,8 @@ def build_page(bundle: RunBundle, budget: Budget) -> Page:
         reasons=_reasons(bundle, cells, linked),
         reasons_hidden=max(0, len(bundle.gate.reasons) - 40),
         interpreter=INTERPRETER_NOTE if any(joined.interpreter for joined in cells) else "",
-        notes=tuple(one_line(n, 300) for n in (*bundle.plan.warnings, *bundle.notes, *bundle.comparison.notes))[:40],
+        notes=_notes(bundle),
+        devices=devices_of(*cells)[:16],
         tiles=tiles,
         share=share,
         arms=arms,
@@ -172,7 +175,7 @@ def build_page(bundle: RunBundle, budget: Budget) -> Page:
         details_hidden=len(ranked) - len(details),
         missing=tuple(joined for joined in ranked if joined.word == "missing")[:400],
         quarantined=tuple(joined for joined in ranked if joined.word == "quarantined")[:400],
-        trust=_trust(bundle),
+        trust=_trust(bundle, cells),
     )
 
 
@@ -225,7 +228,7 @@ def _reasons(bundle: RunBundle, cells: Iterable[Joined], linked: set[str]) -> tu
 def _tiles(cells: tuple[Joined, ...]) -> tuple[tuple[Tile, ...], Markup]:
     counts = Counter(joined.word for joined in cells)
     always: tuple[Outcome, ...] = ("improved", "equivalent", "inconclusive", "regressed", "failed", "missing")
-    others: tuple[Outcome, ...] = ("moved", "held", "passed", "quarantined")
+    others: tuple[Outcome, ...] = ("moved", "unmoved", "held", "passed", "quarantined")
     shown = (*always, *(key for key in others if counts.get(key)))
     tiles = tuple(Tile(key, LOOKS[key], counts.get(key, 0)) for key in shown)
     parts = [(tile.look.word, tile.number, tile.look.tone) for tile in tiles]
@@ -277,7 +280,7 @@ def _false_alarms(bundle: RunBundle) -> str:
         said = ["This run has no A/A cell (the matrix key aa adds one)"]
     before, trials = bundle.aa_before
     if trials:
-        upper = clopper_pearson(flagged + before, judged + trials).high
+        upper = at_most(flagged + before, judged + trials)
         said.append(_rate(flagged + before, judged + trials, "with the earlier runs of this history", upper))
     controls = [v for v in comparison.cells if v.control and v.verdict is not None]
     if controls:
@@ -291,7 +294,24 @@ def _rate(flagged: int, judged: int, where: str, upper: float | None) -> str:
     return f"{flagged} of {count(judged, 'A/A cell')} flagged {where}{bound}"
 
 
-def _trust(bundle: RunBundle) -> Trust:
+def _unmoved(cells: Iterable[Joined]) -> str:
+    """What the controls and A/A cells that were not seen to move leave open; empty where they leave nothing."""
+    open_ones = [joined for joined in cells if joined.word == "unmoved" and joined.verdict is not None]
+    if not open_ones:
+        return ""
+    floors = [j.verdict.detectable for j in open_ones if j.verdict and j.verdict.detectable is not None]
+    size = f": a change of up to {percent(max(floors), 1, sign=False)} could hide in their noise" if floors else ""
+    who = count(len(open_ones), "control or A/A cell was", "controls and A/A cells were")
+    return f"{who} not shown to move, and not shown to stand still either{size}."
+
+
+def _notes(bundle: RunBundle) -> tuple[str, ...]:
+    """Every note once: a plan's warnings are notes of the run as well."""
+    said = (*bundle.plan.warnings, *bundle.notes, *bundle.comparison.notes)
+    return tuple(dict.fromkeys(one_line(note, 300) for note in said))[:40]
+
+
+def _trust(bundle: RunBundle, cells: Iterable[Joined]) -> Trust:
     comparison = bundle.comparison
     aa = _false_alarms(bundle)
     floors = [v.detectable for v in comparison.cells if v.detectable is not None]
@@ -306,4 +326,4 @@ def _trust(bundle: RunBundle) -> Trust:
     used += f", {sum(pairs) / len(pairs):.1f} on average" if pairs else ""
     void = sum(v.void_launches for v in comparison.cells)
     pools = tuple((one_line(name, 60), one_line(why, 300)) for name, why in sorted(comparison.voided_pools.items()))
-    return Trust(aa, detectable, used, count(void, "void launch", "void launches"), pools)
+    return Trust(aa, _unmoved(cells), detectable, used, count(void, "void launch", "void launches"), pools)

@@ -245,7 +245,7 @@ def test_aa_cells_give_the_false_alarm_rate(lab: SimpleNamespace) -> None:
     measured = {c.id: [lab.stage(lab.wobble(0.0, 5), arms=("untuned", "untuned"))] for c in cells}
     got = compare(lab.plan(cells), measured)
     assert (got.aa_cells, got.aa_flagged) == (4, 0)
-    assert got.aa_upper == pytest.approx(1 - 0.025**0.25)
+    assert got.aa_upper == pytest.approx(1 - 0.05**0.25)
     assert {v.family for v in got.cells} == {"control"}
     single = compare(lab.plan([replace(cells[0], arms=("untuned",))]), {"aa0": measured["aa0"]})
     assert single.cells[0].verdict == "equivalent"

@@ -89,7 +89,7 @@ def test_a_still_run_passes(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     got = invoke(str(run))
     assert got.exit_code == 0
-    assert got.stdout.startswith("PASS: 2 cells (1 equivalent)")
+    assert got.stdout.startswith("PASS: 2 cells (1 equivalent, 1 passed)")
     document = json.loads(invoke(str(run), "--json").stdout)
     assert document["exit"] == 0
     assert document["policy"]["gate"]["margin"] == 0.01

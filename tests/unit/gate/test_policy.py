@@ -138,7 +138,7 @@ def test_the_green_run_is_green() -> None:
     plan, outcomes, comparison = green()
     result = gate(plan, outcomes, comparison, now=NOW)
     assert result.exit == 0
-    assert result.sentence == "PASS: 5 cells (2 equivalent, 2 controls held)"
+    assert result.sentence == "PASS: 5 cells (2 equivalent, 2 controls held, 1 passed)"
     assert from_json(GateResult, to_json(result)) == result
 
 
@@ -147,7 +147,20 @@ def test_what_an_unfinished_cell_would_have_come_to_is_not_counted() -> None:
     outcomes[0] = CellOutcome(outcomes[0].cell, "CANCELLED", reason="stopped on request")
     result = gate(plan, outcomes, comparison, now=NOW)
     assert result.exit == 3
-    assert result.sentence == "NO ANSWER: 1 of 5 cells: CANCELLED: stopped on request (1 equivalent, 2 controls held)"
+    tally = "1 equivalent, 2 controls held, 1 passed, 1 without an answer"
+    assert result.sentence == f"NO ANSWER: 1 of 5 cells: CANCELLED: stopped on request ({tally})"
+
+
+def test_a_control_in_the_noise_is_not_said_to_have_held() -> None:
+    plan, outcomes, comparison = green()
+    noisy = tuple(replace(v, verdict="inconclusive") if v.aa else v for v in comparison.cells)
+    result = gate(plan, outcomes, replace(comparison, cells=noisy), now=NOW)
+    assert result.exit == 0
+    assert result.sentence == "PASS: 5 cells (2 equivalent, 1 control held, 1 control not shown to move, 1 passed)"
+    moved = tuple(replace(v, verdict="regressed") if v.aa else v for v in comparison.cells)
+    outcomes[1] = replace(outcomes[1], state="OOM")
+    result = gate(plan, outcomes, replace(comparison, cells=moved), now=NOW)
+    assert result.sentence.endswith("(2 equivalent, 1 control held, 1 control moved, 1 failed)")
 
 
 def mutants() -> list[Any]:

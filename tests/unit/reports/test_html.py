@@ -130,7 +130,7 @@ def test_dispatch_names_the_chain(green: RunBundle) -> None:
 def test_every_outcome_has_word_and_arrow(red: RunBundle) -> None:
     words = Document(html.render(red)).words
     for key, look in LOOKS.items():
-        if key not in ("passed", "moved"):
+        if key not in ("passed", "moved", "unmoved"):
             assert f"{look.arrow} {look.word}" in words.replace(look.arrow + look.word, f"{look.arrow} {look.word}")
 
 
@@ -214,7 +214,7 @@ def test_confidence_is_stated(green: RunBundle, red: RunBundle) -> None:
     assert "0 of 1 A/A cell flagged in this run" in words
     longer = Document(html.render(dataclasses.replace(green, aa_before=(1, 99)))).words
     assert (
-        "1 of 100 A/A cells flagged with the earlier runs of this history (95 % confidence: a rate of at most 5.4 %)"
+        "1 of 100 A/A cells flagged with the earlier runs of this history (95 % confidence: a rate of at most 4.7 %)"
         in (longer)
     )
     assert "every one of them a change of" in words
@@ -371,6 +371,35 @@ def test_a_batch_size_that_one_arm_never_ran_is_no_change(green: RunBundle) -> N
     assert "Batch sizes that only one arm happened to run: 4." in words
     assert "2 batch sizes changed" in words
     assert "GROUP M" in words
+
+
+def test_a_control_in_the_noise_is_not_said_to_have_held(green: RunBundle) -> None:
+    verdicts = tuple(
+        dataclasses.replace(v, verdict="inconclusive", detectable=0.45) if v.control or v.aa else v
+        for v in green.comparison.cells
+    )
+    comparison = dataclasses.replace(green.comparison, cells=verdicts)
+    bundle = dataclasses.replace(green, comparison=comparison)
+    text = html.render(bundle)
+    words = Document(text).words
+    assert text.count('data-v="unmoved"') == 3  # the chip, the control and the A/A cell
+    assert "control held" not in words
+    assert "noise hides changes under 45.0 %" in words or "noise hides changes under 45 %" in words
+    assert "2 controls and A/A cells were not shown to move, and not shown to stand still either" in words
+    assert "a change of up to 45.0 % could hide in their noise" in words
+    table = next(line for line in summary.render(bundle).splitlines() if line.startswith("| ~ not shown to move"))
+    assert "noise hides changes under 45" in table
+
+
+def test_a_note_is_shown_once_and_the_machine_by_name(green: RunBundle) -> None:
+    plan = dataclasses.replace(green.plan, warnings=("of the plan", "another"))
+    bundle = dataclasses.replace(green, plan=plan, notes=("of the plan", "another", "of the run"))
+    text = html.render(bundle)
+    assert text.count("<li>of the plan</li>") == 1
+    words = Document(text).words
+    assert words.index("of the plan") < words.index("another") < words.index("of the run")
+    head = text[text.index('<section id="verdict"') : text.index('<section id="counts"')]
+    assert "AMD EPYC 9654 (cpu:runner-07)" in head
 
 
 def test_a_control_is_held_or_moved_and_never_improved(green: RunBundle) -> None:

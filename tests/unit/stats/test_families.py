@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moegate.stats import adjusted_p, benjamini_hochberg, clopper_pearson, detectable, pairs_to_detect
+from moegate.stats import adjusted_p, at_most, benjamini_hochberg, clopper_pearson, detectable, pairs_to_detect
 
 
 def step_up(p: list[float], q: float) -> list[bool]:
@@ -61,3 +61,12 @@ def test_clopper_pearson_known_values() -> None:
         clopper_pearson(3, 2)
     with pytest.raises(ValueError, match="level"):
         clopper_pearson(1, 2, level=2.0)
+
+
+def test_at_most_is_a_bound_of_one_side() -> None:
+    for trials in (1, 4, 59, 400):
+        assert at_most(0, trials) == pytest.approx(1 - 0.05 ** (1 / trials))  # 0 events with 5 % chance
+    # As rare under the bound as 5 %: P(at most 1 of 100 | p) = 0.05.
+    p = at_most(1, 100)
+    assert (1 - p) ** 100 + 100 * p * (1 - p) ** 99 == pytest.approx(0.05)
+    assert at_most(2, 2) == at_most(0, 0) == 1.0
