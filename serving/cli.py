@@ -17,6 +17,7 @@ from moegate.paths import ensure_writable
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+                  context_settings={"help_option_names": ["-h", "--help"]},
                   help="Serve a model, put a load on it, compare its answers.")  # fmt: skip
 
 # Two spellings of a dtype that people type; engines get the long one.

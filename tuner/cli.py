@@ -19,6 +19,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Model = Annotated[Path | None, typer.Option(help="A Hugging Face config.json or its folder; or --shape.")]
@@ -177,7 +178,7 @@ def compare(
     op: Op = "fused_experts",
     dtype: Dtype = "auto",
     batch_sizes: Sizes = "",
-    launches: Annotated[int, typer.Option(min=1, help="Fresh processes; each counts once.")] = 5,
+    launches: Annotated[int, typer.Option(min=1, help="Fresh processes; each counts once. A verdict takes 5.")] = 5,
     rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds per batch size in a process.")] = 4,
     margin: Annotated[float, typer.Option(help="Relative difference that matters.")] = 0.01,
     engine: Engine = "moegate",

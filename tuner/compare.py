@@ -15,7 +15,10 @@ from tuner.child.client import ChildSpec, Worker, WorkerLost
 from tuner.live import LiveOptions
 from tuner.problem import Problem
 
-__all__ = ["Compared", "compare", "verdict_of"]
+__all__ = ["LEAST_LEVEL", "Compared", "compare", "verdict_of"]
+
+LEAST_LEVEL = 0.9
+"""A verdict takes an interval of at least this level, which five processes reach (93.75 %) and four do not (87.5 %)."""
 
 Verdict = Literal["improved", "regressed", "equivalent", "inconclusive", "same config"]
 
@@ -37,14 +40,19 @@ class Compared:
 
 
 def verdict_of(log_ratios: Sequence[float], margin: float) -> tuple[Verdict, float, float, float, float]:
-    """Verdict, estimate, low, high and level from one log ratio (A over B) per process; margins in log ratios."""
+    """Verdict, estimate, low, high and level from one log ratio (A over B) per process; margins in log ratios.
+
+    Below `LEAST_LEVEL` nothing is concluded: three processes that agree do so by chance in one case of four.
+    """
     estimate = float(hodges_lehmann(log_ratios))
     found = interval(log_ratios)
-    if found.low > 0 and estimate >= margin:
-        verdict: Verdict = "improved"
+    if found.level < LEAST_LEVEL:
+        verdict: Verdict = "inconclusive"
+    elif found.low > 0 and estimate >= margin:
+        verdict = "improved"
     elif found.high < 0 and estimate <= -margin:
         verdict = "regressed"
-    elif found.level > 0 and -margin <= found.low and found.high <= margin:
+    elif -margin <= found.low and found.high <= margin:
         verdict = "equivalent"
     else:
         verdict = "inconclusive"

@@ -11,7 +11,7 @@ from tuner.config import Config
 from tuner.problem import Projection
 from tuner.strategies.base import ErrorClass, Outcome, Request, Runner, Unit
 
-__all__ = ["PURPOSE", "Journaled", "outcome_data", "outcome_of"]
+__all__ = ["PURPOSE", "Journaled", "error_counts", "most_frequent", "outcome_data", "outcome_of"]
 
 PURPOSE = "tune"
 
@@ -87,3 +87,13 @@ def error_counts(journal: Journal) -> dict[str, int]:
     """How many outcomes ended in each error class."""
     counts: Counter[ErrorClass] = Counter(entry.data["error"] for entry in journal.of("outcome") if entry.data["error"])
     return dict(sorted(counts.items()))
+
+
+def most_frequent(journal: Journal, environment: str, size: int) -> str:
+    """Why most configs failed at one batch size in this environment, `error: reason`; empty where none did."""
+    counts = Counter(
+        f"{entry.data['error']}: {entry.data['reason']}" if entry.data["reason"] else str(entry.data["error"])
+        for entry in journal.of("outcome")
+        if entry.data["env"] == environment and entry.data["size"] == size and entry.data["error"]
+    )
+    return counts.most_common(1)[0][0] if counts else ""

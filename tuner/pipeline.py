@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,16 @@ from tuner.defaults import default_for
 from tuner.effort import Effort, effort
 from tuner.emit import Origin, emit_all
 from tuner.finals import Final, Finals
-from tuner.journaled import PURPOSE, Journaled, error_counts
+from tuner.journaled import PURPOSE, Journaled, error_counts, most_frequent
 from tuner.live import Live, LiveOptions, Strike, pool_size
 from tuner.prior import load as load_prior
 from tuner.problem import Problem, Projection
-from tuner.progress import Progress
+from tuner.progress import Progress, Watched
 from tuner.spaces import Space, space_for
 from tuner.strategies import strategy
 from tuner.strategies.base import Arena, Findings, Strategy, Task
 
-__all__ = ["TuneOptions", "TuneResult", "device_name_of", "tune"]
+__all__ = ["TuneOptions", "TuneResult", "device_name_of", "gain_words", "tune"]
 
 CODEGEN_PREFIXES = ("TRITON_", "IGC_", "SYCL_", "LLVM_", "DISABLE_LLVM_OPT")
 _NOT_CODEGEN = ("TRITON_CACHE_DIR", "TRITON_HOME")
@@ -107,6 +108,8 @@ def tune(options: TuneOptions) -> TuneResult:
     """
     clock = _Clock()
     spec = _spec(options)
+    progress = Progress(4 * len(options.batch_sizes), quiet=options.quiet)
+    progress.say(f"starting: {options.problem.op} {options.problem.dtype}, {options.effort}, in {options.out}")
     with Journal.open(options.out / "journal", purpose=PURPOSE, lazy=True) as journal:
         live_options = _live_options(options, spec)
         finals = Finals(spec, options.problem, live_options, journal)
@@ -122,11 +125,13 @@ def tune(options: TuneOptions) -> TuneResult:
             live.strikes.update(runner.blocked())
             setting.note(journal)
             clock.mark("start")
-            progress = Progress(4 * len(options.batch_sizes), quiet=options.quiet)
-            findings = (options.searcher or strategy(options.strategy)).tune(setting.task(progress, clock), runner)
+            progress.say(setting.words())
+            searcher = options.searcher or strategy(options.strategy)
+            findings = searcher.tune(setting.task(progress, clock), Watched(runner, progress))
             live.close()
             clock.mark("search")
-            played, failed = _play(finals, findings, setting, progress) if options.finals else ([], {})
+            why = partial(most_frequent, journal, setting.digest)
+            played, failed = _play(finals, findings, setting, progress, why) if options.finals else ([], {})
             clock.mark("finals")
             progress.end()
         finally:
@@ -171,11 +176,15 @@ def _counts(findings: Findings, runner: Journaled, live: Live) -> dict[str, int]
 
 
 def _play(
-    finals: Finals, findings: Findings, setting: _Setting, progress: Progress
+    finals: Finals, findings: Findings, setting: _Setting, progress: Progress, why: Callable[[int], str]
 ) -> tuple[list[Final], dict[int, str]]:
-    """The finals of all batch sizes: what came out, and why nothing did."""
+    """The finals of all batch sizes: what came out, and why nothing did; `why` is what the search met most often."""
     played = []
-    failed = {size: "nothing runs here" for size in setting.options.batch_sizes if size not in findings.choices}
+    failed = {
+        size: f"nothing runs here, mostly for {reason}" if (reason := why(size)) else "nothing runs here"
+        for size in setting.options.batch_sizes
+        if size not in findings.choices
+    }
     for size in sorted(findings.choices):
         pair: dict[Projection, Config] = dict.fromkeys(setting.options.problem.projections, setting.default(size))
         try:
@@ -185,7 +194,7 @@ def _play(
             progress.step(f"M={size}: {error}")
             continue
         played.append(final)
-        kept = "the default stays" if final.kept_default else f"{final.gain:.2f}x the default"
+        kept = "the default stays" if final.kept_default else f"{final.gain:.2f}x as fast as the default"
         progress.step(f"M={size}: {final.winner_us:.1f} us, {kept}, verified")
     if not played:
         reasons = "; ".join(dict.fromkeys(failed.values()))
@@ -258,6 +267,13 @@ class _Setting:
         if live.pool is not None:
             live.pool.helpers((0, *(int(value) for value in (blocks.values if blocks is not None else ()))))
 
+    def words(self) -> str:
+        """What is searched, and where, for a person who waits for the first answer."""
+        slow = "Triton's interpreter (slow: up to minutes for a timing of a real model's shape)"
+        where = slow if self.interpreted else self.identity.name
+        sizes = ",".join(map(str, self.options.batch_sizes))
+        return f"searching the configs of M={sizes} on {where}"
+
     def default(self, size: int) -> Config:
         """The config of one batch size that runs without a file."""
         own = self.hello["kernel"]["defaults"].get(str(size))
@@ -280,14 +296,8 @@ class _Setting:
         prior = load_prior().without(*self.options.without) if self.options.prior else None
 
         def report(stage: str, size: int, arena: Arena | None) -> None:
-            best = arena.joint() if arena is not None else None
-            default = self.default(size)
-            times = [arena.time(p, default) for p in self.options.problem.projections] if arena is not None else []
-            base = sum(t for t in times if t is not None) if all(t is not None for t in times) else None
-            gain = f", default {base / best[0]:.2f}x slower" if best and base else ""
-            progress.step(
-                f"{stage} M={size}: best {best[0]:.1f} us{gain}" if best else f"{stage} M={size}: nothing runs"
-            )
+            told = "nothing runs" if arena is None else gain_words(arena, self.default(size))
+            progress.step(f"{stage} M={size}: {told}")
 
         # The finals and verification take about as long as a sixth of the search: leave them room.
         share = 0.8 if self.options.finals else 1.0
@@ -309,6 +319,19 @@ class _Setting:
              "routing": self.options.routing, "complete": findings.complete, "evaluations": findings.evaluations},
             dict(self.hello["kernel"]["kernel_files"]),
         )  # fmt: skip
+
+
+def gain_words(arena: Arena, default: Config) -> str:
+    """The best of a batch size so far, and what it gains over the default where both ran and are not the same."""
+    best = arena.joint()
+    if best is None:
+        return "nothing runs"
+    found = f"best {best[0]:.1f} us"
+    if all(config == default for config in best[1].values()):
+        return f"{found}, the default"
+    times = [arena.time(projection, default) for projection in arena.projections]
+    base = sum(time for time in times if time is not None)
+    return f"{found}, {base / best[0]:.2f}x as fast as the default" if None not in times else found
 
 
 def codegen_variables(environ: os._Environ[str] | dict[str, str]) -> dict[str, str]:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import TextIO
 
-__all__ = ["Progress", "duration"]
+from tuner.strategies.base import Outcome, Request, Runner
+
+__all__ = ["Progress", "Watched", "duration"]
+
+_EVERY_S = 15.0
 
 
 def duration(seconds: float) -> str:
@@ -42,6 +47,10 @@ class Progress:
         if self._terminal and not self._quiet:
             self._stream.write("\n")
 
+    def now(self, text: str) -> None:
+        """What goes on meanwhile: on a terminal the next line takes its place."""
+        self._write(text)
+
     def end(self) -> None:
         """Leave the last line standing."""
         if self._terminal and not self._quiet:
@@ -53,3 +62,37 @@ class Progress:
             return
         self._stream.write(f"\r\x1b[2K{text[:200]}" if self._terminal else text + "\n")
         self._stream.flush()
+
+
+class Watched:
+    """A runner that tells what it was asked for first, and now and then how far it is: a stage may take minutes."""
+
+    def __init__(self, inner: Runner, progress: Progress, every_s: float = _EVERY_S) -> None:
+        self.inner, self._progress, self._every_s = inner, progress, every_s
+        self._count, self._told = 0, 0.0
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Pass on."""
+        if requests and not self._told:
+            first = requests[0].unit
+            self._tell(f"measuring {first.projection} M={first.batch_size} {first.config.spell()}, and others after it")
+        self.inner.submit(requests)
+
+    def next(self) -> Outcome:
+        """Pass an answer on."""
+        outcome = self.inner.next()
+        self._count += 1
+        if time.monotonic() - self._told >= self._every_s:
+            unit = outcome.unit
+            found = outcome.error or f"{min(outcome.samples_us, default=0.0):.1f} us"
+            self._tell(f"{self._count} answers, the last: {unit.projection} M={unit.batch_size} "
+                       f"{unit.config.spell()}: {found}")  # fmt: skip
+        return outcome
+
+    def cancel(self) -> None:
+        """Pass on."""
+        self.inner.cancel()
+
+    def _tell(self, text: str) -> None:
+        self._told = time.monotonic()
+        self._progress.now(text)

@@ -23,6 +23,10 @@ __all__ = ["ChildSpec", "Worker", "WorkerLost", "code_roots"]
 # Families of variables that choose a device or change generated code: a child must see the ones its parent was given.
 _PASSED = ("TRITON_", "CUDA_", "HIP_", "ROCR_", "ROCM_", "ZE_", "ONEAPI_", "SYCL_", "IGC_", "NEO", "LLVM_", "PYTORCH_",
            "SGLANG_", "VLLM_", "DISABLE_LLVM_OPT", "NVIDIA_")  # fmt: skip
+# Those of them that name a place, which a child in another folder would look for in vain; and those that may instead
+# name a command of the PATH.
+_PLACES = ("_DIR", "_HOME", "_KERNEL")
+_PROGRAMS = ("_PATH",)
 _PACKAGES = ("moegate", "tuner", "xkernels")
 _GRACE_S = 2.0
 
@@ -46,7 +50,7 @@ class ChildSpec:
     def environment(self) -> dict[str, str]:
         """The whole environment of a child."""
         passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED)}
-        env = spawn.child_env({**passed, **self.env})
+        env = spawn.child_env({name: _from_here(name, value) for name, value in {**passed, **self.env}.items()})
         env.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
         # Many compilers side by side, each with a thread per core, mostly wait for each other. All children have it,
         # because it may be part of the compiler's cache key.
@@ -54,6 +58,12 @@ class ChildSpec:
         extra = env.get("PYTHONPATH")
         env["PYTHONPATH"] = os.pathsep.join([str(code_roots(self.folder)), *([extra] if extra else [])])
         return env
+
+
+def _from_here(name: str, value: str) -> str:
+    """A variable's value, absolute where it is a relative path of this process's folder."""
+    place = name.endswith(_PLACES) or (name.endswith(_PROGRAMS) and os.sep in value)
+    return str(Path(value).absolute()) if place and value and os.pathsep not in value else value
 
 
 def code_roots(folder: Path) -> Path:

@@ -23,6 +23,7 @@ from tuner.lookup import Lookup, lookup
 from tuner.model import problem_of
 from tuner.pipeline import device_name_of
 from tuner.problem import Problem
+from tuner.routing.source import source_of
 from tuner.runtime import ensure_runnable, environment_words
 
 __all__ = ["run"]
@@ -85,11 +86,11 @@ def run(
     if graph not in ("eager", "full"):
         raise UsageError(f"unknown graph mode {graph!r}", field="--graph", fix="eager or full")
     problem = problem_of(model, shape, op, dtype, engine=engine, tp=tp, ep=ep)
-    sizes = parse_sizes(batch_sizes, _DEFAULT_SIZES)
+    sizes, source = parse_sizes(batch_sizes, _DEFAULT_SIZES), source_of(routing)
     ensure_runnable()
     bench = _prepare(problem, engine, backend, None if configs == "none" else Path(configs), graph == "full", reps)
     routes, copies = _cold(bench, seed)
-    timed = _time(bench, sizes, routes, seed, routing)
+    timed = _time(bench, sizes, routes, seed, source)
     launch = Launch(
         bench.identity, started, round(time.monotonic() - began, 3), timed.samples, _proof(bench, timed, backend),
         bench.device.peak_memory(),

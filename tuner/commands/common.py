@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from moegate.configs import BATCH_SIZES
 from moegate.errors import UsageError
 from moegate.records import Measurement, to_json, write
 
-__all__ = ["parse_budget", "parse_sizes", "print_json", "publish"]
+__all__ = ["interpreter_of", "parse_budget", "parse_sizes", "print_json", "publish"]
 
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -45,6 +46,22 @@ def parse_budget(text: str | None) -> float | None:
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"{text!r} is no duration", field="--budget", fix="write it as 45s, 3m or 1.5h")
     return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+def interpreter_of(text: str | None) -> str:
+    """What `--python` says as an absolute path (children have a folder of their own); this interpreter for None.
+
+    Links stay as they are: they are what makes an interpreter its environment's.
+
+    Raises:
+        UsageError: neither a file that runs nor a command of the PATH.
+    """
+    if text is None:
+        return sys.executable
+    found = shutil.which(text)
+    if found is None:
+        raise UsageError("no such interpreter", file=text, field="--python", fix="a file that runs: venv/bin/python")
+    return str(Path(found).absolute())
 
 
 def publish(measurement: Measurement, out: Path | None, as_json: bool) -> None:

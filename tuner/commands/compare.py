@@ -13,13 +13,14 @@ from moegate.errors import UsageError
 from moegate.exits import Exit
 from moegate.records import to_json
 from tuner.child.client import ChildSpec
-from tuner.commands.common import parse_sizes, print_json
-from tuner.compare import Compared, compare
+from tuner.commands.common import interpreter_of, parse_sizes, print_json
+from tuner.compare import LEAST_LEVEL, Compared, compare
 from tuner.engines import ENGINES
 from tuner.live import LiveOptions
 from tuner.model import problem_of
 from tuner.pipeline import device_name_of, interpreter_env
 from tuner.progress import Progress
+from tuner.routing.source import source_of
 
 __all__ = ["run"]
 
@@ -36,6 +37,7 @@ def run(*, a: str, b: str, model: Path | None, shape: str | None, op: str, dtype
         raise UsageError("launches and rounds are at least 1, the margin lies between 0 and 1", field="--launches")
     problem = problem_of(model, shape, op, dtype, engine=engine)
     trees = [ConfigTree(None if name == "none" else Path(name)) for name in (a, b)]
+    source, interpreter = source_of(routing), interpreter_of(python)
     interpreted = interpreter_env()
     sizes = parse_sizes(batch_sizes, _SIZES_ON_CPU) if interpreted else parse_sizes(batch_sizes)
     progress = Progress(launches, quiet=as_json and not sys.stderr.isatty())
@@ -47,8 +49,8 @@ def run(*, a: str, b: str, model: Path | None, shape: str | None, op: str, dtype
 
     with tempfile.TemporaryDirectory(prefix="tuner-compare-") as folder:
         env = {**interpreted, "TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR", str(Path(folder) / "cache"))}
-        spec = ChildSpec(Path(folder), python or sys.executable, env)
-        options = LiveOptions(engine, seed, 1 if interpreted else 5, routing, not interpreted)
+        spec = ChildSpec(Path(folder), interpreter, env)
+        options = LiveOptions(engine, seed, 1 if interpreted else 5, source, not interpreted)
         rows = compare(
             spec, problem, options, look, sizes, launches=launches, rounds=rounds, margin=margin, report=progress.step
         )
@@ -70,4 +72,5 @@ def _print(rows: list[Compared], a: str, b: str, interpreted: bool) -> None:
         print(f"{row.batch_size:>6} {row.a_us:>12.1f} {row.b_us:>12.1f} {row.ratio:>7.3f} {span:>17}  {row.verdict}")
     levels = {row.level for row in rows if row.verdict != "same config"}
     if levels:
-        print(f"intervals hold at {100 * min(levels):.1f} %")
+        few = "; a verdict takes 5 launches or more" if min(levels) < LEAST_LEVEL else ""
+        print(f"intervals hold at {100 * min(levels):.1f} %{few}")

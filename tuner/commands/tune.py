@@ -11,13 +11,14 @@ from moegate import canonical
 from moegate.errors import UsageError
 from moegate.exits import Exit
 from moegate.records import Case, ConfigTiming, Measurement, to_json
-from tuner.commands.common import parse_budget, parse_sizes, print_json, publish
+from tuner.commands.common import interpreter_of, parse_budget, parse_sizes, print_json, publish
 from tuner.effort import effort as effort_of
 from tuner.engines import ENGINES
 from tuner.finals import Final
 from tuner.model import problem_of
 from tuner.pipeline import TuneOptions, TuneResult, tune
 from tuner.progress import duration
+from tuner.routing.source import source_of
 from tuner.strategies import strategy as strategy_of
 
 __all__ = ["run"]
@@ -47,7 +48,8 @@ def run(*, out: Path, model: Path | None, shape: str | None, op: str, dtype: str
     sizes = parse_sizes(batch_sizes, _SIZES_ON_CPU) if interpreter_env() else parse_sizes(batch_sizes)
     options = TuneOptions(
         problem, sizes, out, effort, engine, strategy, parse_budget(budget), not no_prior,
-        tuple(word.strip() for word in without.split(",") if word.strip()), seed, routing, python or sys.executable,
+        tuple(word.strip() for word in without.split(",") if word.strip()), seed, source_of(routing),
+        interpreter_of(python),
         vllm="vllm" in spellings, command=("tuner", *sys.argv[1:]),
     )  # fmt: skip
     if ray is not None:

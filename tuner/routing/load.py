@@ -7,7 +7,6 @@ A recording is a folder of files `topk_ids_layer{L}_idx{S}.{npy,safetensors,pt}`
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,11 +17,11 @@ import torch
 
 from moegate.errors import UsageError
 from tuner.problem import Problem
-from tuner.routing.made import KINDS, make_routes
+from tuner.routing.made import make_routes
+from tuner.routing.source import KINDS, recorded_files
 
 __all__ = ["Recording", "load_recording", "routes_for"]
 
-_NAME = re.compile(r"topk_ids_layer(\d{1,5})_idx(\d{1,5})\.(npy|safetensors|pt)")
 _MAX_BYTES = 1 << 30
 
 
@@ -61,24 +60,14 @@ class Recording:
 @cache
 def load_recording(folder: Path) -> Recording:
     """List a recording. UsageError where the folder holds none."""
-    files: dict[tuple[int, int], Path] = {}
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        match = _NAME.fullmatch(path.name)
-        if match is not None:
-            files.setdefault((int(match[1]), int(match[2])), path)
-    if not files:
-        raise UsageError(
-            "holds no recorded routing",
-            file=folder,
-            fix="files named topk_ids_layer<L>_idx<S>.npy, .safetensors or .pt",
-        )
+    files = recorded_files(folder)
     return Recording(folder, files, tuple(sorted({layer for layer, _ in files})))
 
 
 def routes_for(
     problem: Problem, size: int, count: int, *, device: torch.device, seed: int, source: str
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """`count` routings from `source`: a kind of `tuner.routing.made`, or a folder of recordings."""
+    """`count` routings from `source`: a kind of `tuner.routing.source`, or a folder of recordings."""
     made = make_routes(problem, size, count, device=device, seed=seed, kind=source if source in KINDS else "uniform")
     if source in KINDS:
         return made

@@ -6,11 +6,9 @@ import torch
 
 from moegate.errors import UsageError
 from tuner.problem import Problem
+from tuner.routing.source import KINDS
 
-__all__ = ["KINDS", "make_routes"]
-
-KINDS: dict[str, float] = {"uniform": 0.0, "skewed": 0.6}
-"""Spread of the experts' popularity, in units of a token's own preference."""
+__all__ = ["make_routes"]
 
 
 def make_routes(

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from moegate.journal import read as read_journal
@@ -23,10 +24,12 @@ TINY = ROOT / "examples/models/tiny-moe"
 SWEEP = ROOT / "tests/data/h200_moe_up_bf16_exhaustive.json.gz"
 
 
-def _tuner(*words: object, env: dict[str, str] | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+def _tuner(
+    *words: object, env: dict[str, str] | None = None, check: bool = True, cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "tuner", *map(str, words)]
     plain = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env={**plain, **(env or {})}, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env={**plain, **(env or {})}, cwd=cwd)
     assert not check or done.returncode == 0, done.stderr[-3000:]
     return done
 
@@ -131,6 +134,10 @@ def test_verify_counts_what_it_checked(tmp_path: Path) -> None:
         (("bench", "--model", TINY, "--tp", "0"), "--tp"),
         (("bench", "--model", TINY, "--seed", str(1 << 63)), "--seed"),
         (("compare", "none", "none", "--model", TINY, "--launches", "0"), "--launches"),
+        (("tune", "--out", "x", "--model", TINY, "--routing", "nowhere"), "nowhere: --routing: no such folder"),
+        (("compare", "none", "none", "--model", TINY, "--routing", ROOT / "docs"), "docs: holds no recorded routing"),
+        (("bench", "--model", TINY, "--routing", ROOT / "docs"), "docs: holds no recorded routing"),
+        (("tune", "--out", "x", "--model", TINY, "--python", "venv/none"), "venv/none: --python: no such interpreter"),
         (("verify", "--ops", "sums"), "unknown op"),
         (("replay", "--journal", "nowhere"), "nowhere: No such file"),
         (("replay", "--journal", SWEEP, "--noise", "-1"), "must be 0 or more"),
@@ -144,6 +151,34 @@ def test_mistakes_exit_2_and_say_what_is_right(words: tuple[object, ...], messag
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def _record(folder: Path, expert: int) -> None:
+    folder.mkdir()
+    np.save(folder / "topk_ids_layer0_idx0.npy", np.full((4, 2), expert, np.int32))
+
+
+def test_paths_of_the_command_line_are_those_of_the_callers_folder(tmp_path: Path) -> None:
+    """Recorded routing and an interpreter, named from where the command runs: children have another folder."""
+    _record(tmp_path / "rec", 3)
+    (tmp_path / "venv").symlink_to(Path(sys.executable).parents[1])
+    shape = ("--shape", "E=4,N=16,H=16,topk=2", "--dtype", "float32", "--batch-sizes", "1", "--routing", "rec",
+             "--python", f"venv/bin/{Path(sys.executable).name}")  # fmt: skip
+    _tuner("tune", *shape, "--effort", "quick", "--out", "tuned", cwd=tmp_path)
+    done = _tuner("compare", "none", "tuned/configs", *shape, "--launches", "1", "--rounds", "1", cwd=tmp_path)
+    assert "inconclusive" in done.stdout
+    assert "intervals hold at 0.0 %; a verdict takes 5 launches or more" in done.stdout
+
+
+def test_when_nothing_runs_the_message_says_why(tmp_path: Path) -> None:
+    _record(tmp_path / "rec", 9)
+    done = _tuner("tune", "--shape", "E=4,N=16,H=16,topk=2", "--dtype", "float32", "--batch-sizes", "1", "--effort",
+                  "quick", "--routing", "rec", "--out", "tuned", cwd=tmp_path, check=False)  # fmt: skip
+    assert done.returncode == 3
+    lines = done.stderr.splitlines()
+    assert "names expert 9 of 4" in lines[-1]
+    assert lines[0].startswith("starting: fused_experts float32, quick")
+    assert "measuring up M=1" in done.stderr
 
 
 def test_help_is_fast_and_shows_an_example() -> None:

@@ -1,5 +1,6 @@
 """The command line as such: light, complete, one JSON document where it was asked for."""
 
+import importlib
 import json
 import resource
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from typer.main import get_command
 
 from moegate.journal import Journal
@@ -32,6 +34,15 @@ def test_importing_the_command_line_loads_nothing_heavy():
     program = f"import sys, orchestrator.cli; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("program", ["orchestrator", "tuner", "serving"])
+def test_every_program_knows_the_short_word_for_help(program: str):
+    command = get_command(importlib.import_module(f"{program}.cli").app)
+    for words in (["-h"], [next(iter(command.commands)), "-h"]):  # type: ignore[attr-defined]
+        done = CliRunner().invoke(command, words)
+        assert done.exit_code == 0, done.output
+        assert "Usage:" in done.output
 
 
 def test_help_is_quick():

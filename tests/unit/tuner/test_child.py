@@ -140,6 +140,20 @@ def test_a_child_that_cannot_start_is_an_infrastructure_error(tmp_path: Path) ->
         Live(_spec(tmp_path), PROBLEM, LiveOptions("no_such_engine:make"))
 
 
+def test_places_that_a_variable_names_are_those_of_the_parents_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"SGLANG_KERNEL": "wheel/moe.py", "TRITON_CACHE_DIR": "cache", "TRITON_PTXAS_PATH": "ptxas",
+             "TRITON_CUOBJDUMP_PATH": "bin/cuobjdump", "ZE_AFFINITY_MASK": "0/1", "TRITON_HOME": "/opt"}  # fmt: skip
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    env = ChildSpec(tmp_path / "children").environment()
+    assert {name: env[name] for name in given} == given | {
+        name: f"{tmp_path}/{given[name]}" for name in ("SGLANG_KERNEL", "TRITON_CACHE_DIR", "TRITON_CUOBJDUMP_PATH")
+    }
+
+
 def test_losing_a_worker_says_how(tmp_path: Path) -> None:
     worker = Worker(ChildSpec(tmp_path, python="/bin/false"), "w")
     with pytest.raises(WorkerLost, match="exited with status 1"):

@@ -101,11 +101,12 @@ def test_one_batch_size_without_a_config_does_not_lose_the_others() -> None:
     setting = SimpleNamespace(options=options, default=lambda size: TILE, effort=EFFORTS["quick"])
     findings = Findings({size: Choice(size, {"up": TILE}, 1.0) for size in (1, 2)}, {})
     progress = SimpleNamespace(step=lambda text: None)
-    played, failed = _play(SimpleNamespace(play=play), findings, setting, progress)  # type: ignore[arg-type]
+    why = {4: "crashed: ended by SIGSEGV"}.get
+    played, failed = _play(SimpleNamespace(play=play), findings, setting, progress, why)  # type: ignore[arg-type]
     assert [final.batch_size for final in played] == [1]
-    assert failed == {2: "no config computes", 4: "nothing runs here"}
+    assert failed == {2: "no config computes", 4: "nothing runs here, mostly for crashed: ended by SIGSEGV"}
     with pytest.raises(InfraError, match="no config computes"):
-        _play(SimpleNamespace(play=play), Findings({2: Choice(2, {}, 1.0)}, {}), setting, progress)  # type: ignore[arg-type]
+        _play(SimpleNamespace(play=play), Findings({2: Choice(2, {}, 1.0)}, {}), setting, progress, why)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
