@@ -209,6 +209,16 @@ def find(name: str) -> Device | None:
     return _by_name().get(normalise(name))
 
 
+def vendor_of(name: str) -> str | None:
+    """The vendor of the device that reports `name`, known or not; None where the name does not tell."""
+    own = normalise(name)
+    device = find(own)
+    if device is not None:
+        return device.vendor
+    brand = own.split("_")[0].removesuffix("(R)").lower()
+    return brand if brand in {d.vendor for d in DEVICES} else None
+
+
 def is_reported(name: str) -> bool:
     """Whether some driver is known to report `name`: a device, a spelling of one, or a name without facts."""
     own = normalise(name)
@@ -294,11 +304,14 @@ def intel_address(uuid: str) -> str | None:
 
 
 def near(name: str, limit: int = 3) -> tuple[str, ...]:
-    """Known devices that a person may have meant or may want to compare with: same target first, then by spelling."""
+    """Known devices that a person may have meant or may want to compare with: same target first, then by spelling.
+
+    Never one of another vendor; of all vendors where the name does not tell its own.
+    """
     own = normalise(name)
-    device = find(own)
+    device, vendor = find(own), vendor_of(own)
     ranked = sorted(
-        (d for d in DEVICES if d.name != own and d.vendor != "cpu"),
+        (d for d in DEVICES if d.name != own and d.vendor != "cpu" and vendor in (None, d.vendor)),
         key=lambda d: (
             device is None or d.target != device.target,
             -difflib.SequenceMatcher(None, own, d.name).ratio(),

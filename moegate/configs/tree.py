@@ -186,7 +186,8 @@ class ConfigTree:
         return Pair(self.resolve(key, "up", triton=triton), self.resolve(key, "down", triton=triton))
 
     def candidates(self, key: ConfigKey, projection: Projection = "up", limit: int = 8) -> tuple[Candidate, ...]:
-        """Files of the same shape for other devices or other dtypes, the device's kin first."""
+        """Files of the same shape for other devices of its vendor or for other dtypes, the device's kin first."""
+        vendor = devices.vendor_of(key.device_name)
         kin = [devices.normalise(key.device_name), *devices.near(key.device_name, limit=50)]
         found: list[tuple[tuple[int, int, str], Candidate]] = []
         for item in self.files():
@@ -194,6 +195,8 @@ class ConfigTree:
             if other is None or not isinstance(other.key, ConfigKey) or other.projection != projection or other.backend:
                 continue
             if (other.key.E, other.key.N) != (key.E, key.N):
+                continue
+            if vendor not in (None, devices.vendor_of(other.key.device_name)):
                 continue
             same_quant = replace(other.key, device_name=key.device_name) == key
             same_device = other.key.device_name == key.device_name

@@ -202,7 +202,8 @@ def as_text(document: dict[str, Any]) -> str:
         f" Triton {document['triton']}, {document['engine']} {document['engine_version']}",
     ]
     for name, row in document["projections"].items():
-        alias = f" through alias {row['alias']}" if row["alias"] else ""
+        through = "" if row["reason"] == "alias" else " through alias"
+        alias = f"{through} {row['alias']}" if row["alias"] else ""
         lines.append(f"{name}: {row['reason']}{alias}: {row['resolved'] or row.get('error') or 'no file answers'}")
         lines += [f"    searched {file}" for file in row["searched"]]
         lines += [f"    near     {item['file']}: {item['why']}" for item in row["candidates"]]

@@ -24,6 +24,7 @@ def as_json(result: CheckResult) -> dict[str, Any]:
         "files": result.files,
         "coverage": list(result.coverage),
         "accepted": list(result.accepted),
+        "unchecked": result.detail.get("unchecked", {}),
     }
 
 
@@ -42,7 +43,7 @@ def as_text(result: CheckResult, *, colour: bool = False, limit: int = 0) -> str
         shown = items[:limit] if limit else items
         fixes = {item.fix for item in items}
         for item in shown:
-            fix = f" {dim}fix: {item.fix}{off}" if len(fixes) > 1 else ""
+            fix = f" {dim}(fix: {item.fix}){off}" if len(fixes) > 1 else ""
             lines.append(f"  {item.file}:{item.line}: {plain(item.message)}{fix}")
         if len(items) > len(shown):
             lines.append(f"  and {len(items) - len(shown)} more")
@@ -58,7 +59,9 @@ def verdict(result: CheckResult) -> str:
     """The last line: how many files, how many findings, and whether the check fails."""
     by_severity = {name: sum(item.severity == name for item in result.findings) for name in _COLOURS}
     said = ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for name, count in by_severity.items() if count)
-    return f"{result.files} config files: {said or 'no finding'}" + ("; the check fails" if result.failed else "")
+    others = "".join(f"; not checked: {count} of {op}" for op, count in result.detail.get("unchecked", {}).items())
+    ends = "; the check fails" if result.failed else ""
+    return f"{result.files} config files: {said or 'no finding'}{others}{ends}"
 
 
 def _coverage(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import filecmp
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from orchestrator.check.gains import Gain, read_gains
 from orchestrator.check.models import model_drift, read_models, table_drift
 from orchestrator.check.rules import RULES, finding, texts
 from orchestrator.check.targets import target_findings
-from orchestrator.check.trees import ConfigFolder, entries, find_folders, moe_folder
+from orchestrator.check.trees import ConfigFolder, entries, find_folders, moe_folder, other_ops
 from orchestrator.check.upgrade import upgrade_findings
 from orchestrator.check.whole import directory_finding, duplicate_findings, pair_findings, provenance_findings
 
@@ -63,6 +64,7 @@ class _State:
     start: Path
     findings: list[Finding]
     files: int = 0
+    others: Counter[str] = field(default_factory=Counter)
 
     def shown(self, path: Path) -> str:
         """`path` as findings print it."""
@@ -98,7 +100,12 @@ def run_check(options: Options) -> CheckResult:
         state.findings += found
     findings = tuple(sorted(state.findings, key=_order))
     return CheckResult(
-        findings, state.files, texts(findings), tuple(_cell_json(cell) for cell in cells), accepted, _detail(options)
+        findings,
+        state.files,
+        texts(findings),
+        tuple(_cell_json(cell) for cell in cells),
+        accepted,
+        {**_detail(options), "unchecked": dict(sorted(state.others.items()))},
     )
 
 
@@ -128,6 +135,7 @@ def _check_root(root: Path, models: list[Model], state: _State, base: Base | Non
     folders = find_folders(root)
     facts, found, files = _apply(folders, state.engine, state.shown)
     state.files += files
+    state.others += other_ops(root)
     gains = read_gains(folder.path for folder in folders)
     if state.options.triton is not None:
         for folder in folders:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from moegate.errors import UsageError
 _SKIP = frozenset({".git", ".venv", "node_modules", "__pycache__", "build", "dist"})
 _MAX_DEPTH = 10
 _MARKS = ("E=", "N=")
+_OTHER_OP = re.compile(r"([a-z][a-z0-9_]*),.*device_name=")  # what `tuner.emit` calls the files that no engine looks up
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ def entries(folder: ConfigFolder) -> Iterator[Entry]:
     """What the rules look at in `folder`, sorted: config files, and directories whose names look like mistakes."""
     if folder.flat:
         for item in _scan(folder.path):
+            if _OTHER_OP.match(item.name):
+                continue
             if _is_config(item) and (item.name.startswith(_MARKS) or "device_name=" in item.name):
                 yield Entry("file", Path(item.path), "", item.name)
         return
@@ -81,6 +85,13 @@ def entries(folder: ConfigFolder) -> Iterator[Entry]:
         for file in _scan(Path(item.path)):
             if _is_config(file):
                 yield Entry("file", Path(file.path), item.name, file.name)
+
+
+def other_ops(root: Path) -> Counter[str]:
+    """Files of ops that no rule is about, by op: in `root`, and in its `dense/`, where the tuner writes them."""
+    folders = [folder for folder in (root, root / "dense") if folder.is_dir()]
+    names = [item.name for folder in folders for item in _scan(folder) if _is_config(item)]
+    return Counter(found[1] for name in names if (found := _OTHER_OP.match(name)))
 
 
 def _plain_version(name: str) -> bool:

@@ -69,6 +69,29 @@ def test_check_as_text_json_sarif_annotations_and_measurement(repo: Any, tmp_pat
     assert found["findings"][0]["file"] == name
 
 
+def test_two_fixes_of_one_rule_are_set_apart_from_what_is_wrong(repo: Any) -> None:
+    lines = repo.file(KEY).read_text()
+    repo.file(KEY).write_text(lines.replace('"BLOCK_SIZE_N": ', '"BLOCK_SIZE_N": -', 1).replace("{", '{"a": {}, ', 1))
+    said = orchestrator("check", "--configs", repo.configs, cwd=repo.root).stdout
+    assert "error: bad-value (2)" in said
+    shown = [line for line in said.splitlines() if line.startswith("  ") and "NVIDIA_H200.json:" in line]
+    assert shown
+    assert all(" (fix: " in line and line.endswith(")") for line in shown)
+
+
+def test_files_of_other_ops_are_said_not_to_be_checked(tmp_path: Path) -> None:
+    name = "store_kv_cache,heads=8,dim=64,device_name=cpu,dtype=float32"
+    folder = tmp_path / "dense"
+    folder.mkdir()
+    for suffix in (".json", ".provenance.json"):
+        (folder / (name + suffix)).write_text("{}")
+    for root in (tmp_path, folder):
+        done = orchestrator("check", "--configs", root)
+        assert done.returncode == 0, done.stdout
+        assert done.stdout == "0 config files: no finding; not checked: 1 of store_kv_cache\n"
+    assert document(orchestrator("check", "--configs", tmp_path, "--json"))["unchecked"] == {"store_kv_cache": 1}
+
+
 def test_changed_files_as_pre_commit_passes_them(repo: Any) -> None:
     assert orchestrator("check", repo.file(KEY), cwd=repo.root).returncode == 0
     break_pair(repo)

@@ -87,6 +87,21 @@ def test_a_driver_without_the_brand_string_uses_the_alias() -> None:
     assert reasons(ask(device="Intel(R) Graphics [0xe211]", engine="sglang")) == ["default", "default"]
 
 
+def test_what_is_near_is_of_the_same_vendor() -> None:
+    for device in ("AMD Radeon Graphics", "AMD Instinct MI355X", "NVIDIA L4", "NVIDIA H1000"):
+        brand = device.split()[0]
+        found = ask(device=device)
+        assert not [c for row in found["projections"].values() for c in row["candidates"] if brand not in c["file"]]
+        [near] = [note for note in found["notes"] if "(near: " in note] or ["(near: )"]
+        assert all(name.startswith(brand) for name in near.split("(near: ")[1].rstrip(")").split(", ") if name)
+    assert any("near: AMD_" in note for note in ask(device="AMD Radeon Graphics")["notes"])
+
+
+def test_an_alias_is_named_once() -> None:
+    assert "up: alias NVIDIA_H200: " in as_text(ask(device="NVIDIA_H200_NVL", triton="3.6.0"))
+    assert "up: older-triton through alias NVIDIA_H200: " in as_text(ask(device="NVIDIA_H200_NVL", triton="3.7.0"))
+
+
 def test_the_empty_tree_answers_default_and_searches_the_exact_name() -> None:
     found = ask(configs="none")
     assert reasons(found) == ["default", "default"]
@@ -100,7 +115,9 @@ def test_a_released_tree_is_asked_as_its_engine_would(sglang_wheel: Path) -> Non
     assert reasons(found) == ["exact", "exact"]
     nvl = ask(configs=tree, engine="sglang", device="NVIDIA H200 NVL", triton="3.6.0")
     assert reasons(nvl) == ["default", "default"]
-    assert [item["file"] for item in nvl["projections"]["up"]["candidates"]] == [f"{FILE}.json"]
+    assert [item["file"] for item in nvl["projections"]["up"]["candidates"]] == []  # the B60's is another vendor's
+    b580 = ask(configs=tree, engine="sglang", device="Intel(R) Arc(TM) B580 Graphics")
+    assert [item["file"] for item in b580["projections"]["up"]["candidates"]] == [f"{FILE}.json"]
 
 
 def test_sizes_dtypes_and_notes() -> None:
