@@ -103,7 +103,7 @@ def bench(
 ) -> int:
     """Put a load on a server and measure it.
 
-    Example: serving bench --base-url http://127.0.0.1:8000 --requests 64 --concurrency 8 --input 128 --output 64
+    Example: serving bench --launch server.json --requests 64 --concurrency 8 --input 128 --output 64
     --out result.json
     """
     from moegate.records import write
