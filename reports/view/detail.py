@@ -164,8 +164,7 @@ def badges_of(joined: Joined) -> tuple[str, ...]:
         badges.append(f"{verdict.void_launches} void")
     if joined.word in ("quarantined", "held", "moved") and verdict is not None and verdict.verdict is not None:
         badges.append(verdict.verdict)
-    if joined.word == "unmoved":
-        badges.append(noise_of(joined))
+    badges += [noise] if (noise := noise_of(joined)) else []
     return tuple(badges)
 
 
@@ -197,9 +196,8 @@ def _sentence(joined: Joined) -> str:
     # Nobody waits for a control to be settled: that it does not move is all that it is for.
     if verdict.verdict == "inconclusive" and verdict.more_pairs and joined.word == "inconclusive":
         return f"{said.removesuffix('.')}. About {count(verdict.more_pairs, 'more pair')} would settle it."
-    if joined.word == "unmoved":
-        return f"{said.removesuffix('.')}. Not shown to move, and not shown to stand still: {noise_of(joined)}."
-    return said
+    noise = noise_of(joined)
+    return f"{said.removesuffix('.')}. Not shown to move, and not shown to stand still: it {noise}." if noise else said
 
 
 # What people ask about first; the others follow as they come.

@@ -86,7 +86,9 @@ class Joined:
             return f"{self.rule.reason} (until {self.rule.until})"
         said = self.outcome.reason if self.outcome is not None else ""
         failure = next((m.failure for m in reversed(self.measurements) if m.failure), None)
-        return said or failure or (self.verdict.reason if self.verdict is not None else "no attempt was made")
+        if self.verdict is not None or self.word == "passed":
+            return said or failure or (self.verdict.reason if self.verdict is not None else self.look.meaning)
+        return said or failure or "no attempt was made"
 
 
 def rule_for(bundle: RunBundle, cell: PlannedCell) -> QuarantineRule | None:
@@ -161,13 +163,9 @@ def span_of(joined: Joined, effect: Effect) -> str:
 
 
 def noise_of(joined: Joined) -> str:
-    """Say what a control that was not shown to move may still have done under its noise; empty for other cells."""
-    verdict = joined.verdict
-    if joined.word != "unmoved" or verdict is None:
-        return ""
-    if verdict.detectable is not None:
-        return f"noise hides changes under {percent(verdict.detectable, sign=False)}"
-    return f"noise leaves {span_of(joined, verdict.effect)}" if verdict.effect is not None else "noise is not known"
+    """Say what a control that was not shown to move may still have done within its noise; empty for other cells."""
+    effect = joined.verdict.effect if joined.verdict is not None and joined.word == "unmoved" else None
+    return f"may have moved by {span_of(joined, effect)}" if effect is not None else ""
 
 
 def predicted_of(joined: Joined) -> str:

@@ -296,11 +296,14 @@ def _rate(flagged: int, judged: int, where: str, upper: float | None) -> str:
 
 def _unmoved(cells: Iterable[Joined]) -> str:
     """What the controls and A/A cells that were not seen to move leave open; empty where they leave nothing."""
-    open_ones = [joined for joined in cells if joined.word == "unmoved" and joined.verdict is not None]
+    open_ones = [joined for joined in cells if joined.word == "unmoved"]
     if not open_ones:
         return ""
-    floors = [j.verdict.detectable for j in open_ones if j.verdict and j.verdict.detectable is not None]
-    size = f": a change of up to {percent(max(floors), 1, sign=False)} could hide in their noise" if floors else ""
+    effects = [effect for joined in open_ones if joined.cell.kind != "accuracy" and (effect := _effect(joined))]
+    size = ""
+    if effects:
+        ends = min(effect.gain_low for effect in effects), max(effect.gain_high for effect in effects)
+        size = f": their intervals reach from {percent(ends[0], 1)} to {percent(ends[1], 1)}"
     who = count(len(open_ones), "control or A/A cell was", "controls and A/A cells were")
     return f"{who} not shown to move, and not shown to stand still either{size}."
 
@@ -316,10 +319,17 @@ def _trust(bundle: RunBundle, cells: Iterable[Joined]) -> Trust:
     aa = _false_alarms(bundle)
     floors = [v.detectable for v in comparison.cells if v.detectable is not None]
     detectable = "Not known: no cell has the pairs for it."
+    blind = sum(v.detectable is None and v.kind != "accuracy" and v.effect is not None for v in comparison.cells)
+    who = f"the {count(len(floors), 'cell')} with the pairs for it" if blind else "the cells"
+    none = (
+        f" {count(blind, 'cell')} could have shown none, however large: too few pairs for a family of their size."
+        if blind
+        else ""
+    )
     if floors:
         detectable = (
-            f"Half of the cells could have shown a change of {percent(median(floors), 1, sign=False)}, "
-            f"every one of them a change of {percent(max(floors), 1, sign=False)}."
+            f"Half of {who} could have shown a change of {percent(median(floors), 1, sign=False)}, "
+            f"every one of them a change of {percent(max(floors), 1, sign=False)}.{none}"
         )
     pairs = [v.effect.pairs for v in comparison.cells if v.effect is not None]
     used = f"{count(sum(pairs), 'pair')} over {count(len(pairs), 'compared cell')}"

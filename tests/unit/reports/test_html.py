@@ -14,7 +14,18 @@ from html.parser import HTMLParser
 
 import pytest
 
-from moegate.records import CellOutcome, Comparison, Divergence, GatePolicy, GateResult, Measurement, Plan, RunBundle
+from moegate.records import (
+    CellOutcome,
+    CellVerdict,
+    Comparison,
+    Divergence,
+    Effect,
+    GatePolicy,
+    GateResult,
+    Measurement,
+    Plan,
+    RunBundle,
+)
 from reports import html, summary
 from reports.text import percent
 from reports.words import LOOKS
@@ -373,9 +384,14 @@ def test_a_batch_size_that_one_arm_never_ran_is_no_change(green: RunBundle) -> N
     assert "GROUP M" in words
 
 
+def noisy(verdict: CellVerdict) -> Effect:
+    assert verdict.effect is not None
+    return dataclasses.replace(verdict.effect, gain=0.333, gain_low=-0.026, gain_high=0.606)
+
+
 def test_a_control_in_the_noise_is_not_said_to_have_held(green: RunBundle) -> None:
     verdicts = tuple(
-        dataclasses.replace(v, verdict="inconclusive", detectable=0.45) if v.control or v.aa else v
+        dataclasses.replace(v, verdict="inconclusive", detectable=None, effect=noisy(v)) if v.control or v.aa else v
         for v in green.comparison.cells
     )
     comparison = dataclasses.replace(green.comparison, cells=verdicts)
@@ -384,11 +400,13 @@ def test_a_control_in_the_noise_is_not_said_to_have_held(green: RunBundle) -> No
     words = Document(text).words
     assert text.count('data-v="unmoved"') == 3  # the chip, the control and the A/A cell
     assert "control held" not in words
-    assert "noise hides changes under 45.0 %" in words or "noise hides changes under 45 %" in words
+    span = f"{percent(-0.026)} to +60.6 %"
+    assert words.count(f"may have moved by {span}") == 6, "the row, the badge and the sentence of either"
     assert "2 controls and A/A cells were not shown to move, and not shown to stand still either" in words
-    assert "a change of up to 45.0 % could hide in their noise" in words
+    assert f"their intervals reach from {span}" in words
+    assert "2 cells could have shown none, however large" in words
     table = next(line for line in summary.render(bundle).splitlines() if line.startswith("| ~ not shown to move"))
-    assert "noise hides changes under 45" in table
+    assert "may have moved by" in table
 
 
 def test_a_note_is_shown_once_and_the_machine_by_name(green: RunBundle) -> None:
