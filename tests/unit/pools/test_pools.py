@@ -45,6 +45,31 @@ def gpu_pool(count: int, name: str = "b60") -> Pool:
     return Pool(PoolSpec(name, "xpu", slots=count), [Slot(name, n, d) for n, d in enumerate(devices)], None)
 
 
+@pytest.mark.parametrize(
+    ("ray", "said"),
+    [
+        ("local", "B60 (0000:00:00.0) is not granted yet by the Ray that this run started"),
+        ("head:6379", "B60 (0000:00:00.0) is in use on the Ray cluster at head:6379, or not granted yet"),
+    ],
+)
+def test_who_is_waited_for_under_ray_is_said(ray, said):
+    class Refusing:
+        def take(self, slot: Slot) -> bool:
+            return False
+
+        def give(self, slot: Slot) -> None:
+            raise AssertionError("nothing was taken")
+
+        def close(self) -> None:
+            pass
+
+    device = HostDevice(DeviceIdentity("xpu", "B60", "0000:00:00.0"), 0)
+    pool = Pool(PoolSpec("b60", "xpu", slots=1, ray=ray), [Slot("b60", 0, device)], Refusing())
+    assert pool.take() is None
+    assert pool.holder == said
+    pool.close()
+
+
 def test_cpu_sets_are_disjoint_and_cover_what_is_usable():
     usable = sorted(os.sched_getaffinity(0))
     for slots in range(1, len(usable) + 1):
