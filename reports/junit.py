@@ -69,7 +69,7 @@ def _testcase(suite: ET.Element, joined: Joined, command: str, seconds: float) -
     if element == "skipped":
         ET.SubElement(case, "skipped", message=one_line(message, 400))
         return element
-    body = "\n".join(filter(None, (one_line(message, 800), f"reproduce: {one_line(command, 800)}" if command else "")))
+    body = "\n".join(filter(None, (one_line(message, 800), f"reproduce: {one_line(command, 4000)}" if command else "")))
     ET.SubElement(case, element, message=one_line(message, 400), type=one_line(kind, 60)).text = body
     log = tail(joined.outcome.log_tail, _LOG_CHARACTERS) if joined.outcome else ""
     if log:
