@@ -53,10 +53,12 @@ class ExpertGroup:
             other.send({"layer": layer})
 
     def close(self) -> None:
-        """Let the other ranks end, and leave the group."""
+        """Let the other ranks end, and leave the group with them: some transports wait there for every rank."""
+        for other in self.others:
+            other.sock.close()
+        dist.destroy_process_group()
         for other in self.others:
             other.end()
-        dist.destroy_process_group()
 
 
 class _Rank:
@@ -82,8 +84,7 @@ class _Rank:
             raise InfraError(f"expert rank {self.rank} ended with status {self.process.poll()}") from None
 
     def end(self) -> None:
-        """Close its socket, which ends it, then insist."""
-        self.sock.close()
+        """Wait for its end, which the close of its socket has asked for, then insist."""
         try:
             self.process.wait(EXCHANGE_S / 12)
         except subprocess.TimeoutExpired:
@@ -129,7 +130,7 @@ def _serve(channel: Channel) -> None:
     experts = Experts(spec, dtype, live, settings.backend, settings.config_root, settings.ep_size)
     experts.share(layout, None)
     source = source_of(settings.weights, settings.seed, dtype, live.torch_device())
-    with torch.inference_mode():
+    with live.current(), torch.inference_mode():  # Triton starts kernels on the current device, wherever tensors live
         shares = {layer: experts.prepare(moe_weights(spec, source, layer)) for layer in sorted(spec.moe_layers)}
         x = torch.empty(0, spec.hidden, dtype=dtype, device=live.torch_device())
         weights = torch.empty(0, spec.topk, dtype=torch.float32, device=x.device)
@@ -146,6 +147,8 @@ def main() -> int:
     try:
         _serve(Channel(int(sys.argv[1])))
     except EOFError:
+        if dist.is_initialized():
+            dist.destroy_process_group()
         return int(Exit.OK)
     except (MoegateError, RuntimeError) as error:
         print(f"serving.server: {error}", file=sys.stderr)
