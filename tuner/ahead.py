@@ -92,6 +92,13 @@ class CompilePool:
                     self._queue.append(job)
             self._changed.notify_all()
 
+    def drop(self) -> None:
+        """Forget the jobs that no child has begun, so that whatever is prepared next does not wait behind them."""
+        with self._changed:
+            for job in self._queue:
+                del self._state[job]
+            self._queue.clear()
+
     def result(self, job: Job) -> Compiled | None:
         """The result of a job, None while it is not done."""
         return self._state.get(job)

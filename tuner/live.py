@@ -151,9 +151,11 @@ class Live:
         return self._one(self._ready.popleft())
 
     def cancel(self) -> None:
-        """Forget all requests that were not answered."""
+        """Forget all requests that were not answered, and the compiles that only they wanted."""
         self._ready.clear()
         self._held.clear()
+        if self.pool is not None:
+            self.pool.drop()
 
     def block(self, projection: Projection, config: Config) -> None:
         """Block a config from the start (it did harm in an earlier run)."""

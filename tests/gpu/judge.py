@@ -2,10 +2,11 @@
 
 A sweep times each of thousands of configs once or twice, on another machine at another time. Its smallest number is
 then a lucky one, and whatever is held against it looks worse than it is. Here a batch size's pool is what the tunings
-chose and the sweep's best few, all timed in alternating rounds by one process. A first short pass, which counts for
-nothing else, narrows the sweep's two dozen to eight: the best of a noisy sweep is often not among its first eight, nor
-among eight of different blocks. Then one half of the rounds says which of the pool is the reference, the other half
-what the reference and the chosen take; and the halves change places.
+chose, the sweep's best tiles and the best few with whatever GROUP_SIZE_M, all timed in alternating rounds by one
+process. A first short pass, which counts for nothing else, narrows the sweep's to eight: the best of a noisy sweep is
+often not among its first eight, and a sum of projections does not say what the whole op takes. Then one half of the
+rounds says which of the pool is the reference, the other half what the reference and the chosen take; and the halves
+change places.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from tuner.strategies.base import Request, Unit, choose
 
 __all__ = ["Judged", "Pool", "Verdict", "judge", "overall", "pool_of", "verdict"]
 
-FIELD, BEST = 24, 8
+TILES, FIELD, BEST = 24, 16, 8
+REFINED = ("GROUP_SIZE_M",)
 FIRST_ROUNDS, ROUNDS = 16, 40
 _Z = 1.96
 _COMPILE_S, _ASK_S = 30.0, 30.0
@@ -70,16 +72,20 @@ class Verdict:
     rounds: int
 
 
-def pool_of(size: int, chosen: Mapping[str, Pair], recorded: Recorded | None, best: int = FIELD) -> Pool:
-    """What the tunings chose (each config once), and the sweep's best `best`."""
+def pool_of(
+    size: int, chosen: Mapping[str, Pair], recorded: Recorded | None, tiles: int = TILES, best: int = FIELD
+) -> Pool:
+    """What the tunings chose (each config once), the sweep's best `tiles`, as finals take them, and its `best`."""
     pairs: list[Pair] = []
     places: dict[str, int] = {}
     for name, pair in chosen.items():
         if pair not in pairs:
             pairs.append(pair)
         places[name] = pairs.index(pair)
-    found = None if recorded is None or size not in recorded.sizes else choose(recorded.arena(size), best)
-    pairs += [pair for pair in (() if found is None else found.contenders) if pair not in pairs]
+    if recorded is not None and size in recorded.sizes:
+        arena = recorded.arena(size)
+        for found in (choose(arena, tiles, REFINED), choose(arena, best)):
+            pairs += [pair for pair in (() if found is None else found.contenders) if pair not in pairs]
     return Pool(size, tuple(pairs), places)
 
 

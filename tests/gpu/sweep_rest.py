@@ -14,11 +14,20 @@ from tuner.problem import Problem, Projection
 from tuner.replay import Recorded
 from tuner.strategies.base import Arena, Findings, Request, Runner, Task, Unit, choose
 
-__all__ = ["Likely", "Rest"]
+__all__ = ["HOW", "Likely", "Rest"]
 
 _LEADERS, _AGAIN, _BEST, _REFINED = 10, 16, 4, 4
 _REPS = (2, 4, 8)
-_SWEPT = 0.7  # of the time, until the best are timed again
+_BAR = 1.5  # a config slower than this multiple of the best so far is timed once
+_LAST_S, _LAST = 30.0, 0.3  # kept for timing the best again and refining them: so long, at most this share
+
+
+HOW = (
+    f"{_REPS[0]} samples of each config, one where it is above {_BAR} times the best so far; {_REPS[1]} more of the "
+    f"best {_AGAIN}, {_REPS[2]} more of the best {_BEST}; what does not compile, fit or spills by what the compiler "
+    "says is not launched and named"
+)
+"""How often a sweep timed what, for its record."""
 
 
 @dataclass
@@ -37,14 +46,15 @@ class _Sweep:
         ]
 
     def _refined(self, task: Task) -> list[tuple[int, Projection, Config]]:
-        """The best few at every other GROUP_SIZE_M."""
-        return [
-            (size, p, config.with_(GROUP_SIZE_M=value))
-            for size, p, config in self._leading(_REFINED)
-            for axis in task.space.refined
-            if axis.name == "GROUP_SIZE_M"
-            for value in axis.values[1:]
-        ]
+        """The best few tiles at every GROUP_SIZE_M."""
+        axes = [axis for axis in task.space.refined if axis.name == "GROUP_SIZE_M"]
+        found: list[tuple[int, Projection, Config]] = []
+        for size, arena in self.arenas.items():
+            for p in arena.projections:
+                tiles = dict.fromkeys(config.without("GROUP_SIZE_M") for _, config in arena.ranked(p))
+                best = itertools.islice(tiles, _REFINED)
+                found += [(size, p, t.with_(GROUP_SIZE_M=v)) for t in best for axis in axes for v in axis.values]
+        return found
 
     def _findings(self, task: Task, whole: bool) -> Findings:
         choices = {size: choice for size, arena in self.arenas.items() if (choice := choose(arena, 3)) is not None}
@@ -71,7 +81,7 @@ class _Sweep:
 
     def _bar(self, size: int, projection: Projection) -> float | None:
         best = self.arenas[size].fastest(projection)
-        return None if best is None else 1.5 * best
+        return None if best is None else _BAR * best
 
 
 class Rest(_Sweep):
@@ -112,6 +122,8 @@ class Rest(_Sweep):
 class Likely(_Sweep):
     """Sweeps from the likely to the unlikely for most of `seconds`, then times the best again and refines them.
 
+    Over the same journal it goes on where it was cut off.
+
     Likely is what was chosen and what is one move from it, then the order in `recorded`: another dtype's sweep of the
     same shape. Under it everything that fits this problem comes at last, what needs little memory first.
     """
@@ -120,11 +132,12 @@ class Likely(_Sweep):
     name = "likely"
 
     def tune(self, task: Task, runner: Runner) -> Findings:
-        """The whole of it is rarely reached: `complete` says so."""
+        """`complete` says whether all of it was reached."""
         began = time.monotonic()
         self.arenas = {size: Arena(size, task.projections) for size in task.batch_sizes}
         wanted = list(dict.fromkeys([*self._near(task), *self._ranked(task), *self._all(task)]))
-        whole = self._ask(task, runner, wanted, 0, lambda: time.monotonic() - began > _SWEPT * self.seconds)
+        until = began + self.seconds - min(_LAST_S, _LAST * self.seconds)
+        whole = self._ask(task, runner, wanted, 0, lambda: time.monotonic() > until)
         again = self._ask(task, runner, self._leading(_AGAIN), 1)
         refined = again and self._ask(task, runner, self._refined(task), 0)
         if refined:

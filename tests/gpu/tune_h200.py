@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels"), str(Path(__file__).parent)]
 
 from judge import Pair, on_device, pool_of, table  # noqa: E402
-from sweep_rest import Likely, Rest  # noqa: E402
+from sweep_rest import HOW, Likely, Rest  # noqa: E402
 
 from moegate.configs import BATCH_SIZES  # noqa: E402
 from moegate.journal import read  # noqa: E402
@@ -200,6 +200,7 @@ def collect(args: argparse.Namespace, journals: list[Path]) -> Recorded | None:
         "dtype": args.dtype,
         "fields": ["M", "projection", *FIELDS, "us", "error"],
         "engine": args.engine,
+        "how": HOW,
         **{name: environment.get(name) for name in about},
     }
     path = args.out / "sweep.json.gz"
@@ -298,12 +299,12 @@ def planted(args: argparse.Namespace) -> dict[str, Any]:
     wide = {**good, "BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256}
     over = {**wide, "BLOCK_SIZE_K": 128 if fp8 else 256, "num_warps": 8, "num_stages": 5}
     spill = {**wide, "BLOCK_SIZE_M": 128 if fp8 else 256, "num_stages": 2}
-    live.submit([Request(Unit(64, "up", Config.of(case)), 99, 1) for case in (good, over, spill)])
-    live.cancel()  # only to compile them side by side
+    compiled = [Request(Unit(64, "up", Config.of(case)), 99, 1) for case in (good, over, spill)]
     cases = [good, {**good, "FAULT": "hang"}, good, {**good, "FAULT": "segfault"}, {**good, "FAULT": "illegal"}, good,
              {**good, "FAULT": "wrong"}, over, spill, good]  # fmt: skip
     found = []
     try:
+        measure(live, compiled)  # side by side
         for number, case in enumerate(cases):
             outcome = measure(live, [Request(Unit(64, "up", Config.of(case)), number, 3)])[0]
             name = case.get("FAULT", Config.of(case).spell())
