@@ -87,6 +87,7 @@ def bench(
     events: Path | None = None,
     rounds: int = 1,
     turns: Path | None = None,
+    warmed: Callable[[], None] | None = None,
 ) -> Measurement:
     """Run the load and return the Measurement of one launch.
 
@@ -100,6 +101,7 @@ def bench(
         events: JSONL file for the per-request log.
         rounds: how often the whole load is put on; a launch's values are one per round.
         turns: folder of `moegate.turns` marks; each round waits there for its turn, so that launches can alternate.
+        warmed: called between the warm-up and the load of each round, for who wants to know what the load alone did.
     """
     if primary not in {metric.name for metric in METRICS}:
         raise UsageError(f"unknown metric {primary!r}", field="metric", fix=", ".join(m.name for m in METRICS))
@@ -108,7 +110,7 @@ def bench(
     started = datetime.now(UTC).isoformat(timespec="milliseconds")
     began = time.perf_counter()
     marks = None if turns is None else Marks(turns)
-    runs = [_round(target, workload, parallel, marks, number) for number in range(rounds)]
+    runs = [_round(target, workload, parallel, marks, number, warmed) for number in range(rounds)]
     if events is not None:
         write_event_log(events, runs)
     if marks is not None:
@@ -119,13 +121,20 @@ def bench(
                    for run in runs])  # fmt: skip
 
 
-def _round(target: Target, workload: Workload, parallel: int, marks: Marks | None, number: int) -> Run:
+def _round(
+    target: Target,
+    workload: Workload,
+    parallel: int,
+    marks: Marks | None,
+    number: int,
+    warmed: Callable[[], None] | None,
+) -> Run:
     """One load, warm-up included, when it is its turn."""
     if marks is not None:
         if number == 0:
             marks.set(READY)
         marks.wait(go(number))
-    run = asyncio.run(drive(target, workload, parallel))
+    run = asyncio.run(drive(target, workload, parallel, warmed))
     if marks is not None:
         marks.set(done(number))
     return run

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import aiohttp
@@ -47,8 +47,8 @@ class Run:
         return self.ended - self.began
 
 
-async def drive(target: Target, workload: Workload, warm_up: int) -> Run:
-    """Warm the server up with at least `warm_up` parallel requests, then send the workload."""
+async def drive(target: Target, workload: Workload, warm_up: int, between: Callable[[], None] | None = None) -> Run:
+    """Warm the server up with at least `warm_up` parallel requests, call `between`, then send the workload."""
     timeout = aiohttp.ClientTimeout(total=target.timeout_s)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=apikey.headers()) as session:
@@ -59,6 +59,8 @@ async def drive(target: Target, workload: Workload, warm_up: int) -> Run:
             await asyncio.gather(*(send(session, target, *pair) for pair in zip(burst, events, strict=True)))
             warmed += events
         before = await served.settled(session, target.base_url, fresh, len(warmed)) if fresh else {}
+        if between is not None:
+            await asyncio.to_thread(between)
         calls = workload.calls
         events = _events(calls)
         gc.collect()

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +30,7 @@ from moegate.errors import InfraError
 from moegate.records import Measurement, read
 from moegate.stats import hodges_lehmann, interval, shift
 from orchestrator.compare.prediction import predict
+from serving.account import Account
 from serving.launch import launched_from
 from serving.load.bench import bench, find_model
 from serving.load.client import Target
@@ -47,6 +49,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     add("--model", default="examples/models/deepseek-ocr-2")
     add("--tuned", required=True, help="folder of tuned configs")
     add("--kernel", nargs="*", default=[], help="ARM=FILE: results of `tuner bench`, for the prediction")
+    add("--decode", nargs="*", default=[], help="ARM=FILE: results of `serving.server.steptime`, for another")
     add("--backends", default="auto,triton")
     add("--graph", default="full")
     add("--concurrency", default="16,1,96", help="loads, in this order")
@@ -60,8 +63,12 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def _counted(sizes: Mapping[str, int]) -> Counter[int]:
+    return Counter({int(size): count for size, count in sizes.items()})
+
+
 class Server:
-    """One `serving launch` that stays up, and what it saw so far."""
+    """One `serving launch` that stays up."""
 
     def __init__(self, name: tuple[str, str], argv: list[str], folder: Path) -> None:
         self.name, self.file, self.log = name, folder / "launch.json", folder / "server.log"
@@ -69,7 +76,6 @@ class Server:
         with (folder / "launch.log").open("wb") as log:
             self.process = subprocess.Popen([*argv, f"--announce={self.file}", f"--server-log={self.log}"],
                                             stdout=log, stderr=log)  # fmt: skip
-        self.seen: Counter[int] = Counter()
 
     def wait(self, deadline: float) -> None:
         """Wait until it is ready."""
@@ -81,13 +87,14 @@ class Server:
             time.sleep(0.05)
 
     def load(self, workload: Workload) -> dict[str, Any]:
-        """One load on it: numbers, void reason, and the batch sizes of this load alone."""
+        """One load on it: numbers, void reason, and the batch sizes of this load alone, its warm-up not among them."""
         engine, launched = launched_from(None, self.file)
         model = find_model(launched.base_url)
-        measured = bench(Target(launched.base_url, model.name), workload, lambda: engine.account(launched))
+        before: list[Account] = []
+        measured = bench(Target(launched.base_url, model.name), workload, lambda: engine.account(launched),
+                         warmed=lambda: before.append(engine.account(launched)))  # fmt: skip
         (launch,) = measured.launches
-        total = Counter({int(size): count for size, count in launch.batch_sizes.items()})
-        steps, self.seen = total - self.seen, total
+        steps = _counted(launch.batch_sizes) - _counted(before[-1].batch_sizes)
         numbers = {name: launch.detail[name] for name in METRICS if name in launch.detail}
         client = launch.detail["client"]
         numbers |= {name: client[name] for name in ("http_per_token_us", "server_median_tpot_ms", "lag_p99_ms")
@@ -179,8 +186,25 @@ def kernel_times(words: list[str]) -> dict[int, tuple[float, float]]:
     return {m: (statistics.median(found["untuned"][m]), statistics.median(found["tuned"][m])) for m in sorted(sizes)}
 
 
-def cell(rows: list[dict[str, Any]], backend: str, concurrency: int, times: Any, layers: int) -> dict[str, Any]:
-    """One cell of the table: each metric's gain with its interval, and the foretold gain."""
+def decode_times(words: list[str]) -> dict[int, tuple[float, float]]:
+    """Batch size -> (untuned, tuned) microseconds of a whole decode, timed by itself; medians over an arm's files."""
+    found: dict[str, dict[int, list[float]]] = {arm: {} for arm in ARMS}
+    for word in words:
+        arm, _, file = word.partition("=")
+        for batch in json.loads(Path(file).read_text())["batches"]:
+            found[arm].setdefault(batch["batch"], []).append(batch["decode_ms"] * 1e3)
+    sizes = found["untuned"].keys() & found["tuned"].keys()
+    return {m: (statistics.median(found["untuned"][m]), statistics.median(found["tuned"][m])) for m in sorted(sizes)}
+
+
+def cell(
+    rows: list[dict[str, Any]], backend: str, concurrency: int, told: Mapping[str, tuple[Any, int]]
+) -> dict[str, Any]:
+    """One cell of the table: each metric's gain with its interval, and the gains foretold.
+
+    told: name -> (microseconds of both arms by batch size, how many of them a step holds). Foretold is from decode
+    steps alone: what a prefill takes is in no token's time but where others wait for it.
+    """
     out: dict[str, Any] = {"backend": backend, "concurrency": concurrency}
     mine = [row for row in rows if (row["backend"], row["concurrency"]) == (backend, concurrency)]
     for metric in METRICS:
@@ -200,13 +224,12 @@ def cell(rows: list[dict[str, Any]], backend: str, concurrency: int, times: Any,
     steps: Counter[int] = Counter()
     for row in mine:
         steps.update({int(size): count for size, count in row["steps"].items()})
-    told = (
-        predict(times, steps, layers=layers, tpot_us=out["median_tpot_ms"]["untuned"] * 1e3)
-        if times and "median_tpot_ms" in out
-        else None
-    )
-    if told is not None:
-        out["predicted_tpot_gain"] = {"gain": round(told.gain, 5), "exact": round(told.exact, 4)}
+    decodes = {size: count for size, count in steps.items() if size <= concurrency}
+    for name, (times, each) in told.items():
+        if times and "median_tpot_ms" in out:
+            found = predict(times, decodes, layers=each, tpot_us=out["median_tpot_ms"]["untuned"] * 1e3)
+            if found is not None:
+                out[name] = {"gain": round(found.gain, 5), "exact": round(found.exact, 4)}
     return out
 
 
@@ -223,7 +246,8 @@ def interaction(rows: list[dict[str, Any]], backends: list[str], concurrency: in
 def report(args: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Everything so far, as one document."""
     backends, loads = args.backends.split(","), [int(value) for value in args.concurrency.split(",")]
-    times = kernel_times(args.kernel)
+    times, decodes = kernel_times(args.kernel), decode_times(args.decode)
+    told = {"predicted_tpot_gain": (times, args.moe_layers), "predicted_by_decode": (decodes, 1)}
     versions = rows[0]["versions"]
     return {
         "schema": 1, "name": "serving-2x2", "device": rows[0]["device"], "torch": versions.get("torch"),
@@ -232,7 +256,8 @@ def report(args: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, An
         "load": {"requests_each": args.requests_each, "input": args.input, "output": args.output, "graph": args.graph},
         "replicates": 1 + max(row["replicate"] for row in rows),
         "kernel_us": {str(m): [round(value, 2) for value in pair] for m, pair in times.items()},
-        "cells": [cell(rows, b, c, times, args.moe_layers) for b, c in itertools.product(backends, loads)],
+        "decode_us": {str(m): [round(value, 2) for value in pair] for m, pair in decodes.items()},
+        "cells": [cell(rows, b, c, told) for b, c in itertools.product(backends, loads)],
         "interactions": [found for c in loads if len(backends) == 2 and (found := interaction(rows, backends, c))],
         "rows": [{name: value for name, value in row.items() if name not in ("device", "versions")} for row in rows],
     }  # fmt: skip
@@ -245,6 +270,7 @@ def _say(found: dict[str, Any]) -> None:
     low, gain, high = (f"{100 * metric[name]:+.1f} %" for name in ("low", "gain", "high"))
     print(f"{found['backend']:7} c={found['concurrency']:<3} tpot {metric['untuned']:.3f} -> {metric['tuned']:.3f} ms "
           f"{gain} [{low}, {high}] @{metric['level']} n={metric['pairs']} foretold {found.get('predicted_tpot_gain')} "
+          f"by the decode {found.get('predicted_by_decode')} "
           f"http {found['http_per_token_us']} us void {found['void']}")  # fmt: skip
 
 

@@ -131,6 +131,14 @@ def test_a_load_has_the_servers_means_of_its_own_requests_and_of_no_warm_up() ->
     assert run.served["mean_tpot_ms"] == pytest.approx(2.0)  # a warm-up's were 500
 
 
+def test_who_asks_is_called_between_the_warm_up_and_the_load() -> None:
+    engine, seen = Engine(late_s=0.0), []
+    run = against(engine, lambda url: drive(Target(url, "m"), LOAD, 2, lambda: seen.append(engine.counted)))
+    assert isinstance(run, Run)
+    assert seen == [5 + len(run.warm_up)]
+    assert engine.counted == seen[0] + 6
+
+
 def test_a_server_without_histograms_is_asked_once() -> None:
     engine = Engine(shows=False)
     run = against(engine, lambda url: drive(Target(url, "m"), LOAD, 2))
