@@ -194,13 +194,11 @@ def compile_ours(p: Problem, data: Any, al: Any, config: dict[str, Any]) -> int:
     x, weights, _ = data
     e, alignment, rows = p.sets[0][1], Alignment(*al, config["BLOCK_SIZE_M"]), al[0].numel()
     kinds, follow = [ours.Rows(torch.randn(rows, p.N, device=x.device).to(x.dtype))], [config]
-    if p.mode == "fp8" and for_many(config):
+    if p.mode == "fp8":
         scales = torch.ones(rows, p.N // 128, device=x.device)
-        kinds = [ours.Rows(kinds[0].values.to(torch.float8_e4m3fn), scales, (p.N // 128, 1))]
-    elif p.mode == "fp8":
-        scales = torch.ones(p.N // 128, rows, device=x.device)
-        kinds.append(ours.Rows(kinds[0].values.to(torch.float8_e4m3fn), scales, (1, rows)))
-        follow.append({**config, "INLINE": not config.get("INLINE", few(config))})
+        quantised = ours.Rows(kinds[0].values.to(torch.float8_e4m3fn), scales)
+        kinds = [quantised] if for_many(config) else [*kinds, quantised]
+        follow += [] if for_many(config) else [{**config, "INLINE": not config.get("INLINE", few(config))}]
     calls = [partial(ours.up_projection, x, e, weights, alignment, config, down=other) for other in follow]
     calls += [partial(ours.down_projection, k, e, weights, alignment, c, x.dtype) for k in kinds for c in follow]
     return sum(map(guarded, calls))
@@ -274,19 +272,19 @@ def measure(p: Problem, k: Any, m: int, rounds: int = 4) -> dict[str, Any]:
             times[name].append(replay_us(graphs[name], INNER, 5))
     chain = row["chain_us"] = {n: statistics.median(v) for n, v in times.items()}
     row["ratio"] = chain["sglang"] / chain["ours"]
-    for name, chains in (("ours", mine), ("sglang", theirs)):
+    for name, chains, ups in (("ours", mine, variants(p.mode, m, "up")), ("sglang", theirs, candidates)):
         pair = row[name]
         for part in ("up", "down"):
             graph = captured(chains.calls(pair["up"], part, pair["down"]))
             pair[f"{part}_us"] = replay_us(graph, INNER, 5)
-    row["ours"]["up_best_us"] = best_up(mine, p.mode, m, row["ours"])
+        pair["up_best_us"] = best_up(chains, ups, pair)
     return row
 
 
-def best_up(chains: Chains, mode: str, m: int, chosen: dict[str, Any]) -> float:
-    """The up projection alone with its own best config."""
+def best_up(chains: Chains, ups: list[dict[str, Any]], chosen: dict[str, Any]) -> float:
+    """The up projection alone with its own best config of `ups`."""
     times = [chosen["up_us"]]
-    for up in variants(mode, m, "up"):
+    for up in ups:
         calls = chains.calls(up, "up", chosen["down"])
         if guarded(calls[0]):
             times.append(replay_us(captured(calls), INNER, 3))
@@ -386,7 +384,8 @@ def describe(shape: str, row: dict[str, Any]) -> str:
         f" down {mine['down_us']:.1f} ({f['down'] / mine['down_us']:.2f}) {short(mine['up'])} / {short(mine['down'])}"
     )
     return text + (
-        f" | up {theirs['up_us']:.1f} down {theirs['down_us']:.1f} {short(theirs['up'])} / {short(theirs['down'])}"
+        f" | up {theirs['up_us']:.1f} best {theirs['up_best_us']:.1f} down {theirs['down_us']:.1f} "
+        f"{short(theirs['up'])} / {short(theirs['down'])}"
     )
 
 

@@ -26,7 +26,6 @@ from tuner.engines.dense import make_linear, make_store
 from tuner.problem import Problem, Projection
 from xkernels.device import Limits, simulated
 from xkernels.ops._details import experts as _experts
-from xkernels.ops._details import large_experts
 from xkernels.ops._details.experts import Rows, down_projection, expert_weights, up_projection
 from xkernels.ops.align import Alignment, moe_align_block_size
 from xkernels.ops.fused_experts import fused_experts, fused_experts_reference, prepare_experts
@@ -208,8 +207,7 @@ class _ExpertsBatch:
         if out.scale is None:
             return compare(out.values[places, : self.adapter.problem.N], wanted, dtype)
         # The kernel quantised its result: hold it against the quantised reference.
-        by_row = out.scale if out.scale.shape[0] == out.values.shape[0] else out.scale.t()
-        scales = by_row[places].repeat_interleave(BLOCK_K, 1)[:, : out.values.shape[1]]
+        scales = out.scale[places].repeat_interleave(BLOCK_K, 1)[:, : out.values.shape[1]]
         got = (out.values[places].float() * scales)[:, : self.adapter.problem.N]
         return _nearest(
             compare(got, _rounded(w, BLOCK_K), dtype, QUANTISED_LIMITS) for w in (wanted, wanted.to(self.x.dtype))
@@ -254,7 +252,7 @@ class _ExpertsBatch:
 
     def hidden(self, alignment: Alignment, config: Mapping[str, Any]) -> Rows:
         """The down projection's input in sorted order: route 0's true values, shared by all routings."""
-        key = (alignment.block, self._scales_by_column(config))
+        key = (alignment.block, self._hands_over_fp8(config))
         if key not in self._hidden:
             rows = alignment.expert_ids.numel() * alignment.block
             hidden = torch.zeros(rows, self.adapter.weights[0].padded, dtype=self.x.dtype, device=self.x.device)
@@ -263,33 +261,8 @@ class _ExpertsBatch:
                 hidden[places, : self.adapter.problem.N] = self._reference("up")[slots].to(self.x.dtype)
             made = Rows(hidden)
             first = self.alignment(alignment.block, 0) if self.x.device.type != "meta" else alignment
-            if self._hands_over_fp8(config):
-                made = self._quantised(made, first, config)
-            if key[1] and made.scale is not None:
-                made = Rows(made.values, made.scale.t().contiguous(), (1, rows))
-            self._hidden[key] = made
+            self._hidden[key] = self._quantised(made, first, config) if key[1] else made
         return self._hidden[key]
-
-    def _scales_by_column(self, config: Mapping[str, Any]) -> bool:
-        """How scales of the rows between the projections lie where this down config is served.
-
-        The up projection lays them out by column, the one for many rows and a pass of its own by row; the binary of
-        the down projection depends on it. Its partner is not known here: the one for many rows where the block has it,
-        else one of the same tile.
-        """
-        experts = self.adapter.weights[0]
-        if not self._hands_over_fp8(config):
-            return False
-        many = {
-            **config,
-            "BLOCK_SIZE_N": large_experts.BLOCK_N,
-            "num_warps": large_experts.WARPS,
-            "num_stages": 3,
-            "USE_TMA": True,
-        }
-        if large_experts.fits(experts, many, self.x.dtype, self.x):
-            return False
-        return bool(_experts._quant_tiles(experts, config, config))
 
     def _align(self, ids: torch.Tensor, block_m: int) -> Alignment:
         if ids.device.type != "meta":

@@ -51,7 +51,7 @@ def per_token_group_quant_fp8(
     mode = "packed" if packed else "ue8m0" if ue8m0 else "float"
     if group == k and mode == "float" and s.ndim == 2 and k > 1024:
         _k.row_quant[(rows,)](
-            x2, q, s, limit, rows, k, eps, x2.stride(0), k, BLOCK=2048, HAS_LIMIT=limit is not None, num_warps=4
+            x2, q, s, limit, k, eps, x2.stride(0), k, BLOCK=2048, HAS_LIMIT=limit is not None, num_warps=4
         )
         return q, s
     width = next_power_of_2(group)

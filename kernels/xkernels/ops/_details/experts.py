@@ -38,11 +38,18 @@ class Call:
 
 @dataclass(frozen=True)
 class Rows:
-    """Sorted activations between the projections: values [used rows, padded N], and scales where they are FP8."""
+    """Sorted activations between the projections: values [used rows, padded N], and scales where they are FP8.
+
+    `scale`: float32 [used rows, groups], by row whoever quantised: the down projection's binary depends on it.
+    """
 
     values: torch.Tensor
     scale: torch.Tensor | None = None
-    scale_strides: tuple[int, int] = (0, 0)
+
+    @property
+    def scale_strides(self) -> tuple[int, int]:
+        """From row to row and from group to group."""
+        return (0, 0) if self.scale is None else (self.scale.stride(0), self.scale.stride(1))
 
 
 def run_triton(c: Call) -> torch.Tensor:
@@ -114,9 +121,9 @@ def up_projection(
     xq, xs, xs_m = _quantize_input(x, e, inline, overlaps(config, x))
     if _large.fits(e, config, x.dtype, x) and not weight_on_input:
         values, scales = _large.up(xq, xs, e, topk, alignment, rows, config, overlaps(config, x))
-        return Rows(values, scales, (scales.stride(0), 1) if scales is not None else (0, 0))
+        return Rows(values, scales)
     out = torch.empty(rows, n2 // 2, dtype=e.w1.dtype if tiles else x.dtype, device=x.device)
-    scale = torch.empty(e.padded // BLOCK_K, rows, dtype=torch.float32, device=x.device) if tiles else None
+    scale = torch.empty(rows, e.padded // BLOCK_K, dtype=torch.float32, device=x.device) if tiles else None
     tma = _tma(config, e.w1)
     w1 = e.descriptors.get("w1", e.w1, block_n, block_k // _pack(e)) if tma else e.w1
     paired = block and e.scheme.block is not None and e.scheme.block[0] % (block_n // 2) == 0
@@ -126,7 +133,7 @@ def up_projection(
     _k.up_gemm[_grid(per_unit, cdiv(rows, block_m) * cdiv(n2, block_n * max(1, tiles)), x)](
         xq, xs, w1, e.w1_scale, e.b1, out, scale, weights, alignment.sorted_ids, alignment.expert_ids,
         alignment.num_post_padded, e.w1, slots, n2, k, xq.stride(0), xq.stride(1), xs_m, e.w1.stride(0), e.w1.stride(1),
-        *_scale_strides(e.w1_scale), out.stride(0), rows, TOPK=topk, BLOCK_M=block_m, BLOCK_N=block_n,
+        *_scale_strides(e.w1_scale), out.stride(0), e.padded // BLOCK_K, TOPK=topk, BLOCK_M=block_m, BLOCK_N=block_n,
         BLOCK_K=block_k, GROUP=int(config.get("GROUP_SIZE_M", 1)), GROUP_N=GROUP, GROUP_K=BLOCK_K, W_TMA=tma,
         EVEN_N=n2 % block_n == 0, EVEN_K=k % block_k == 0, SCHEME=_SCHEMES[e.scheme.kind],
         SCALES="two" if paired else "each", INLINE=inline, QUANT_OUT=tiles, SWAP=_swap(config),
@@ -134,7 +141,7 @@ def up_projection(
         LINES=_lines(config) if block and not inline else 0, FLATTEN=per_unit > 0,
         **e.activation.constexprs(), **options(config, x),
     )  # fmt: skip
-    return Rows(out, scale, (1, rows)) if tiles else Rows(out)
+    return Rows(out, scale)
 
 
 def down_projection(
@@ -285,7 +292,7 @@ def _quantize_rows(hidden: Rows, e: PreparedExperts, alignment: Alignment, inlin
     if h.shape[1] % group:
         raise ValueError(f"intermediate size must be a multiple of {group} for {e.scheme.kind}, not {h.shape[1]}")
     q, s = per_token_group_quant_fp8(h, group, dtype=e.w2.dtype, limit=alignment.num_post_padded, overlap=overlap)
-    return Rows(q, s, (s.stride(0), s.stride(1)))
+    return Rows(q, s)
 
 
 def run_torch(c: Call) -> torch.Tensor:

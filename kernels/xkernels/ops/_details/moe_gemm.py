@@ -114,7 +114,7 @@ def _block_scales(scale, n0, k, K, stride_n, stride_k, BLOCK_N: tl.constexpr, GR
 
 
 @helper
-def _step(acc, x, y, s, ws, dtype: tl.constexpr, SCHEME: tl.constexpr, INLINE: tl.constexpr, SWAP: tl.constexpr):
+def _step(acc, x, y, s, ws, SCHEME: tl.constexpr, INLINE: tl.constexpr, SWAP: tl.constexpr):
     """acc + x @ y.T for one k-step; block scales s (rows of x) and ws (rows of y) applied."""
     if SCHEME == "block":
         if INLINE:
@@ -161,7 +161,7 @@ def _up_result(pid_m, n0, expert, x, x_scale, w, w_scale, bias, weight, sorted_i
             a = tl.load(at, mask=valid[:, None] & (ks < K - k)[None, :], other=0.0)
         b = _weights(w, w_scale, expert, n0, k, N2, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N,
                      BLOCK_K, W_TMA, EVEN_N, EVEN_K, SCHEME, dtype)  # fmt: skip
-        acc = _step(acc, a, b, s, ws, dtype, SCHEME, INLINE, SWAP)
+        acc = _step(acc, a, b, s, ws, SCHEME, INLINE, SWAP)
         if SCHEME == "block":
             k += BLOCK_K
             ws = _block_scales(w_scale + expert * stride_wse, n0, k, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
@@ -209,16 +209,16 @@ def _up_tile(pid_m, pid_n, expert, x, x_scale, w, w_scale, bias, out, out_scale,
         q, q2, s = quant_pair(result, second, out.dtype.element_ty)
         tl.store(at, q)
         tl.store(at + HALF, q2)
-        tl.store(out_scale + pid_n * stride_os + rows, s)
+        tl.store(out_scale + rows * stride_os + pid_n, s)
     elif QUANT_OUT == 1:
         q, s = quant_rows(result, out.dtype.element_ty)
         tl.store(at, q, mask=mask)
-        tl.store(out_scale + pid_n * stride_os + rows, s)
+        tl.store(out_scale + rows * stride_os + pid_n, s)
     else:
         tl.store(at, narrow(result, out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_valid", "stride_os"])
+@triton.jit(do_not_specialize=["num_valid"])
 def up_gemm(x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, experts, post, weights, num_valid, N2, K,
             stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, stride_out,
             stride_os, TOPK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -304,7 +304,7 @@ def _down_tile(pid_m, pid_n, expert, h, h_scale, w, w_scale, bias, out, weight, 
             a = tl.load(h + row[:, None] * stride_h + (k + ks)[None, :], mask=(ks < K - k)[None, :], other=0.0)
         b = _weights(w, w_scale, expert, n0, k, N, K, stride_we, stride_wn, stride_wse, stride_wsn, BLOCK_N,
                      BLOCK_K, W_TMA, EVEN_N, EVEN_K, SCHEME, dtype)  # fmt: skip
-        acc = _step(acc, a, b, s, ws, dtype, SCHEME, INLINE, SWAP)
+        acc = _step(acc, a, b, s, ws, SCHEME, INLINE, SWAP)
         if SCHEME == "block":
             k += BLOCK_K
             ws = _block_scales(w_scale + expert * stride_wse, n0, k, K, stride_wsn, stride_wsk, BLOCK_N, GROUP_N,
@@ -317,7 +317,7 @@ def _down_tile(pid_m, pid_n, expert, h, h_scale, w, w_scale, bias, out, weight, 
                  MUL_WEIGHT)  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_valid", "stride_hsk"])
+@triton.jit(do_not_specialize=["num_valid"])
 def down_gemm(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, post, num_valid, N, K, stride_h,
               stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, stride_out,
               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,

@@ -105,8 +105,8 @@ def group_quant(x, q, scales, limit, rows, groups, eps, stride_xm, stride_qm, st
     tl.store(q + row[:, None] * stride_qm + cols, narrow(v, q.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["rows"])
-def row_quant(x, q, scales, limit, rows, cols, eps, stride_xm, stride_qm, BLOCK: tl.constexpr,
+@triton.jit
+def row_quant(x, q, scales, limit, cols, eps, stride_xm, stride_qm, BLOCK: tl.constexpr,
               HAS_LIMIT: tl.constexpr):  # fmt: skip
     """One row a program: x [rows, cols] -> q and scales [rows]; two passes over the row."""
     row = tl.program_id(0).to(tl.int64)
