@@ -9,7 +9,7 @@ from typing import Any
 
 from moegate import canonical
 from moegate.configs import ConfigTree, load_config
-from moegate.configs.values import nearest
+from moegate.configs.values import STORE_FIELDS, nearest
 from moegate.errors import UsageError
 from moegate.records import ConfigUse
 from tuner.emit import single_name
@@ -17,7 +17,7 @@ from tuner.problem import Problem, Projection
 
 __all__ = ["Found", "Lookup", "lookup"]
 
-_MOST = 0xFFFF  # programs that share a token: more than any device starts along that axis of a grid
+(_SPLIT,) = STORE_FIELDS
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,4 @@ def _entries(problem: Problem, path: Path) -> dict[int, dict[str, Any]]:
 
 def _is_split(entry: object) -> bool:
     """Whether an entry holds `num_split` alone, and that one that can be started."""
-    if not isinstance(entry, dict) or list(entry) != ["num_split"]:
-        return False
-    return type(entry["num_split"]) is int and 1 <= entry["num_split"] <= _MOST
+    return isinstance(entry, dict) and list(entry) == [_SPLIT.name] and _SPLIT.accepts(entry[_SPLIT.name])

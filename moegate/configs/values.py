@@ -108,6 +108,9 @@ DENSE_FIELDS: tuple[Field, ...] = (
     Field("SWAP_AB", "bool"),
 )
 
+# Storing keys and values has one parameter: programs that share a token, no more than a grid may have along that axis.
+STORE_FIELDS: tuple[Field, ...] = (Field("num_split", "int", 1, 0xFFFF, needed=True),)
+
 
 def is_batch_size(key: str) -> bool:
     """Whether a key is a batch size: a positive integer without sign, space or leading zero."""
@@ -157,7 +160,7 @@ def problems(
                 "bad-value",
                 (key,),
                 f"batch size {key} is {_say(entry)}; must be an object",
-                'write {"BLOCK_SIZE_M": 16, ...}',
+                _example(known),
             )
             continue
         yield from _entry_problems(key, entry, known, engine)
@@ -199,6 +202,12 @@ def _known(fields: tuple[Field, ...], engine: Engine, vendor: str | None) -> _Kn
         else:
             mine[field.name] = field.seen_by(engine)
     return _Known(mine, tuple(name for name, field in mine.items() if field.needed), strange)
+
+
+def _example(known: _Known) -> str:
+    """How an entry begins, for who wrote something else."""
+    first = known.fields[known.needed[0]]
+    return f'write {{"{first.name}": {first.low}{", ..." if len(known.needed) > 1 else ""}}}'
 
 
 def _entry_problems(key: str, entry: Mapping[str, object], known: _Known, engine: Engine) -> Iterator[ValueProblem]:

@@ -24,9 +24,10 @@ from orchestrator.check.dispatching import accepted_changes, lock_findings, sour
 from orchestrator.check.files import FileFacts, check_file, shown_path
 from orchestrator.check.gains import Gain, read_gains
 from orchestrator.check.models import model_drift, read_models, table_drift
+from orchestrator.check.ops import OPS, check_op
 from orchestrator.check.rules import RULES, finding, texts
 from orchestrator.check.targets import target_findings
-from orchestrator.check.trees import ConfigFolder, entries, find_folders, moe_folder, other_ops
+from orchestrator.check.trees import ConfigFolder, entries, find_folders, moe_folder, op_files
 from orchestrator.check.upgrade import upgrade_findings
 from orchestrator.check.whole import directory_finding, duplicate_findings, pair_findings, provenance_findings
 
@@ -135,12 +136,12 @@ def _check_root(root: Path, models: list[Model], state: _State, base: Base | Non
     folders = find_folders(root)
     facts, found, files = _apply(folders, state.engine, state.shown)
     state.files += files
-    state.others += other_ops(root)
     gains = read_gains(folder.path for folder in folders)
     if state.options.triton is not None:
         for folder in folders:
             found += upgrade_findings(folder, state.engine, state.options.triton, gains, state.shown)
     before = None if base is None else base.locate(root)
+    state.findings += _op_findings(root, state, before)
     changed = facts
     if before is not None:
         pairs = _pair_folders(root, folders, before)
@@ -153,6 +154,31 @@ def _check_root(root: Path, models: list[Model], state: _State, base: Base | Non
     if state.options.targets:
         state.findings += target_findings(changed, state.options.targets, state.shown)
     return _coverage(root, facts, gains, models, state, before)
+
+
+def _op_findings(root: Path, state: _State, before: Path | None) -> list[Finding]:
+    """What is wrong with files of ops that no engine looks up; those without rules are only counted."""
+    found, files, others = _apply_to_ops(root, state.shown)
+    state.files += files
+    state.others += others
+    if before is None or not state.options.only_new:
+        return found
+    old, _, _ = _apply_to_ops(before, lambda path: state.shown(root / path.relative_to(before)))
+    known = {(item.rule, item.file, item.message) for item in old}
+    return [item for item in found if (item.rule, item.file, item.message) not in known]
+
+
+def _apply_to_ops(root: Path, shown: Callable[[Path], str]) -> tuple[list[Finding], int, Counter[str]]:
+    """(findings, how many files, how many of each op without rules)."""
+    facts, found, others = [], [], Counter[str]()
+    for op, entry in op_files(root):
+        if op not in OPS:
+            others[op] += 1
+            continue
+        fact, more = check_op(OPS[op], entry, shown(entry.path))
+        facts.append(fact)
+        found += more
+    return [*found, *provenance_findings(facts)], len(facts), others
 
 
 def _apply(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,9 @@ from moegate.errors import UsageError
 _SKIP = frozenset({".git", ".venv", "node_modules", "__pycache__", "build", "dist"})
 _MAX_DEPTH = 10
 _MARKS = ("E=", "N=")
-_OTHER_OP = re.compile(r"([a-z][a-z0-9_]*),.*device_name=")  # what `tuner.emit` calls the files that no engine looks up
+_OTHER_OP = re.compile(
+    r"([a-z][a-z0-9_]*),(?:heads=|.*device_name=)"
+)  # what `tuner.emit` calls the files that no engine looks up
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,12 @@ def entries(folder: ConfigFolder) -> Iterator[Entry]:
                 yield Entry("file", Path(file.path), item.name, file.name)
 
 
-def other_ops(root: Path) -> Counter[str]:
-    """Files of ops that no rule is about, by op: in `root`, and in its `dense/`, where the tuner writes them."""
-    folders = [folder for folder in (root, root / "dense") if folder.is_dir()]
-    names = [item.name for folder in folders for item in _scan(folder) if _is_config(item)]
-    return Counter(found[1] for name in names if (found := _OTHER_OP.match(name)))
+def op_files(root: Path) -> Iterator[tuple[str, Entry]]:
+    """Files of ops that no engine looks up, each with its op: in `root` and its `dense/`, where the tuner writes."""
+    for folder in (folder for folder in (root, root / "dense") if folder.is_dir()):
+        for item in _scan(folder):
+            if _is_config(item) and (found := _OTHER_OP.match(item.name)):
+                yield found[1], Entry("file", Path(item.path), "", item.name)
 
 
 def _plain_version(name: str) -> bool:

@@ -79,17 +79,85 @@ def test_two_fixes_of_one_rule_are_set_apart_from_what_is_wrong(repo: Any) -> No
     assert all(" (fix: " in line and line.endswith(")") for line in shown)
 
 
-def test_files_of_other_ops_are_said_not_to_be_checked(tmp_path: Path) -> None:
-    name = "store_kv_cache,heads=8,dim=64,device_name=cpu,dtype=float32"
-    folder = tmp_path / "dense"
-    folder.mkdir()
-    for suffix in (".json", ".provenance.json"):
-        (folder / (name + suffix)).write_text("{}")
-    for root in (tmp_path, folder):
-        done = orchestrator("check", "--configs", root)
+STORE = "store_kv_cache,heads=8,dim=64,device_name=cpu,dtype=float32.json"
+GOOD = '{"1": {"num_split": 1}, "64": {"num_split": 4}}'
+
+
+def dense(tmp_path: Path, name: str, text: str) -> Path:
+    """A folder as the tuner leaves it, with one file of an op that no engine looks up."""
+    (tmp_path / "dense").mkdir(exist_ok=True)
+    (tmp_path / "dense" / name).write_text(text)
+    return tmp_path
+
+
+def test_files_of_unknown_ops_are_said_not_to_be_checked(tmp_path: Path) -> None:
+    root = dense(tmp_path, "other_op,heads=8,device_name=cpu,dtype=float32.json", "{}")
+    for folder in (root, root / "dense"):
+        done = orchestrator("check", "--configs", folder)
         assert done.returncode == 0, done.stdout
-        assert done.stdout == "0 config files: no finding; not checked: 1 of store_kv_cache\n"
-    assert document(orchestrator("check", "--configs", tmp_path, "--json"))["unchecked"] == {"store_kv_cache": 1}
+        assert done.stdout == "0 config files: no finding; not checked: 1 of other_op\n"
+    assert document(orchestrator("check", "--configs", root, "--json"))["unchecked"] == {"other_op": 1}
+
+
+def test_a_file_of_the_store_is_checked(tmp_path: Path) -> None:
+    root = dense(tmp_path, STORE, GOOD)
+    for words in (("--configs", root), ("--configs", root / "dense"), (root / "dense" / STORE,)):
+        done = orchestrator("check", *words)
+        assert (done.returncode, done.stdout) == (0, "1 config files: no finding\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "line"),
+    [
+        ('{\n"1": {"num_split": 0}}', "bad-value", 2), ('{"1": {"num_split": 65536}}', "bad-value", 1),
+        ('{"1": {"num_split": "1"}}', "bad-value", 1), ('{"1": 1}', "bad-value", 1), ("{}", "bad-value", 1),
+        ("[]", "bad-value", 1), ("{", "bad-value", 1), ('{"x": 1, "1": {"num_split": 1}}', "bad-value", 1),
+        ('{"1": {}}', "missing-field", 1), ('{\n\n"1": {"num_split": 1, "a": 2}}', "unknown-field", 3),
+    ],
+)  # fmt: skip
+def test_what_the_stores_lookup_would_refuse_is_an_error(tmp_path: Path, text: str, rule: str, line: int) -> None:
+    from moegate.errors import UsageError
+    from tuner.lookup import lookup
+    from tuner.problem import parse_shape
+
+    root = dense(tmp_path, STORE, text)
+    done = orchestrator("check", "--configs", root, "--json")
+    (found,) = document(done)["findings"]
+    assert (done.returncode, found["rule"], found["severity"], found["line"]) == (1, rule, "error", line)
+    assert found["file"].endswith(STORE)
+    with pytest.raises(UsageError):
+        lookup(parse_shape("heads=8,dim=64", "store_kv_cache", "float32"), root, "cpu", "3.8.0", lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("store_kv_cache,heads=8,device_name=cpu,dtype=float32.json", "unparsable-name"),
+        ("store_kv_cache,heads=8,dim=64.json", "unparsable-name"),
+        ("store_kv_cache,heads=8,dim=64,device_name=NVIDIA_H2000,dtype=float32.json", "unreachable"),
+        ("store_kv_cache,heads=8,dim=64,device_name=cpu,dtype=fp8_w8a8.json", "unreachable"),
+        ("store_kv_cache,heads=8,dim=64,device_name=,dtype=float32.json", "empty-device"),
+    ],
+)
+def test_names_that_the_store_is_never_asked_for(tmp_path: Path, name: str, rule: str) -> None:
+    found = document(orchestrator("check", "--configs", dense(tmp_path, name, GOOD), "--json"))["findings"]
+    assert [one["rule"] for one in found] == [rule]
+
+
+def test_a_store_file_is_held_against_its_sidecar_and_its_base(tmp_path: Path) -> None:
+    from moegate.records import Provenance, write
+
+    base, root = tmp_path / "base", tmp_path / "head"
+    for folder, text in ((base, GOOD), (root, GOOD.replace("4}", "0}"))):
+        folder.mkdir()
+        dense(folder, STORE, text)
+    sidecar = root / "dense" / STORE.replace(".json", ".provenance.json")
+    write(sidecar, Provenance(origin="measured", engine="moegate", date="", config_sha256="0" * 64))
+    words = ("check", "--configs", root, "--base", base, "--only-new", "--json")
+    assert [one["rule"] for one in document(orchestrator(*words))["findings"]] == ["bad-value", "stale-provenance"]
+    (base / "dense" / STORE).write_text((root / "dense" / STORE).read_text())
+    (found,) = document(orchestrator(*words))["findings"]
+    assert (found["rule"], found["message"]) == ("stale-provenance", "the config changed after this was written")
 
 
 def test_changed_files_as_pre_commit_passes_them(repo: Any) -> None:
