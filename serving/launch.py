@@ -118,10 +118,12 @@ def _run(
     recipe = engine.command(spec, work, port)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")
-    child = spawn.start(recipe.argv, cwd=work, env={**os.environ, **recipe.env}, stdout=log, stderr=log,
-                        max_log_bytes=_LOG_BYTES)  # fmt: skip
+    child = spawn.start(recipe.argv, cwd=work, env={**os.environ, **_import_path(), **recipe.env}, stdout=log,
+                        stderr=log, max_log_bytes=_LOG_BYTES)  # fmt: skip
+    ready = False
     try:
         base_url = _wait_ready(engine, child, work, port, log, ready_s)
+        ready = True
         file = announce or work / "launch.json"
         _write_private(file, _told(engine, Launched(spec, base_url, log, work), key))
         if not command:
@@ -130,6 +132,21 @@ def _run(
         return _client(child, command, {**os.environ, **told}, log)
     finally:
         child.stop(_GRACE_S)
+        if spec.record_routing is not None and ready:
+            _say_unrecorded(spec.record_routing)
+
+
+def _import_path() -> dict[str, str]:
+    """PYTHONPATH with its relative folders spelled out: the server runs in a folder of its own."""
+    told = os.environ.get("PYTHONPATH")
+    return {} if not told else {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, told.split(os.pathsep)))}
+
+
+def _say_unrecorded(folder: Path) -> None:
+    """Say it where a launch that was to keep expert choices kept none: who reads them would find out much later."""
+    if not any(folder.glob("*.npy")):
+        print(f"serving: no expert choices were kept in {folder}: no prefill was long enough (fix: longer prompts, or "
+              "--engine-arg=--record-min-tokens=N)", file=sys.stderr, flush=True)  # fmt: skip
 
 
 def _wait_ready(engine: Engine, child: spawn.Child, work: Path, port: int, log: Path, ready_s: float) -> str:

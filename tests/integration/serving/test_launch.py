@@ -143,6 +143,21 @@ def test_recorded_routing_is_where_it_was_asked_for(serving: Callable, tmp_path:
     assert sorted(path.name for path in (tmp_path / "r").iterdir())[:2] == [
         "topk_ids_layer1_idx0.npy", "topk_ids_layer1_idx1.npy",
     ]  # fmt: skip
+    assert "no expert choices" not in done.stderr
+
+
+def test_a_launch_that_recorded_nothing_says_so_and_a_relative_import_path_reaches_its_server(
+    serving: Callable, tmp_path: Path
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "sitecustomize.py").write_text(
+        f"import sys\nopen({str(tmp_path / 'seen')!r}, 'a').write(' '.join(sys.orig_argv) + '\\n')\n"
+    )
+    done = serving("launch", f"--model={MODEL}", "--configs=none", f"--record-routing={tmp_path / 'r'}", "--", "true",
+                   PYTHONPATH="lib")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"no expert choices were kept in {tmp_path / 'r'}: no prefill was long enough" in done.stderr
+    assert any("-m serving.server " in line for line in (tmp_path / "seen").read_text().splitlines())
 
 
 @pytest.mark.parametrize(
