@@ -13,7 +13,7 @@ from orchestrator.bundle import read_run
 from orchestrator.commands._output import annotate
 from orchestrator.compare import compare
 from orchestrator.gate import gate
-from orchestrator.history import remember
+from orchestrator.remember import remember
 
 __all__ = ["OUTPUTS", "bundle_of", "conclude"]
 

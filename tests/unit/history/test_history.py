@@ -28,7 +28,8 @@ from moegate.records import (
     RunBundle,
 )
 from orchestrator.commands import history as command
-from orchestrator.history import History, open_history, remember
+from orchestrator.history import History, open_history
+from orchestrator.remember import remember
 
 CLASS = "cuda:NVIDIA H200"
 
