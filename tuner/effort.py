@@ -21,7 +21,7 @@ class Effort:
             measurement.
         neighbours: best configs of each neighbouring batch size that are tried too.
         moves: rounds of moves around the best; 0 for none. climbers: how many of the best of each projection move.
-        reach: which moves: `launch` (num_warps, num_stages) or `all` (tiles too).
+        reach: which moves: `launch` (num_warps, num_stages, and BLOCK_SIZE_N and K of the best) or `all`.
         tma: candidates per projection that are also tried the other way: with descriptor loads, or without them where
             the kernel is better off with them.
         refine: candidates of each projection that get every value of the refined axes (GROUP_SIZE_M).
@@ -31,6 +31,8 @@ class Effort:
         keep: candidates that enter rung 1, 2, ...
         abort: a candidate slower than this multiple of the incumbent after its first replay is not replayed again.
         finals: choices (a config per projection) that meet the default in a fresh process.
+        short: as many more where the op is short, so that what surrounds its kernels weighs most and a round costs
+            least.
         final_rounds: most interleaved rounds of the finals; whoever is clearly behind plays fewer.
         probes: random candidates per batch size that watch for what the prior does not know.
     """
@@ -48,22 +50,23 @@ class Effort:
     keep: tuple[int, ...]
     abort: float
     finals: int
+    short: int
     final_rounds: int
     probes: int = 0
     refine_all: bool = True
 
 
 EFFORTS: dict[str, Effort] = {
-    "quick": Effort("quick", 28, 12, 4, 1, 2, "launch", 2, 2, (5, 12), (5,), 1.5, 12, 64),
-    "full": Effort("full", 40, 20, 3, 2, 4, "all", 6, 3, (5, 10, 20), (12, 6), 2.0, 16, 200, 1),
-    "exhaustive": Effort("exhaustive", None, None, 0, 0, 0, "all", 1_000_000, 4, (2, 4, 8), (16, 4), 1.5, 16, 200),
+    "quick": Effort("quick", 24, 12, 4, 1, 2, "launch", 2, 2, (5, 12), (5,), 1.5, 14, 7, 64),
+    "full": Effort("full", 40, 20, 3, 2, 4, "all", 6, 3, (5, 10, 20), (12, 6), 2.0, 24, 12, 200, 1),
+    "exhaustive": Effort("exhaustive", None, None, 0, 0, 0, "all", 1_000_000, 4, (2, 4, 8), (16, 4), 1.5, 24, 12, 200),
 }
 
 # Under Triton's interpreter one call takes as long as thousands on a device and repeats within a few per cent.
 INTERPRETED: dict[str, Effort] = {
-    "quick": Effort("quick", None, None, 0, 0, 0, "all", 0, 0, (1, 2), (2,), 1.3, 1, 3),
-    "full": Effort("full", None, None, 0, 1, 1, "all", 0, 0, (2, 3), (3,), 1.5, 2, 5),
-    "exhaustive": Effort("exhaustive", None, None, 0, 0, 0, "all", 0, 0, (2, 3), (4,), 4.0, 2, 5),
+    "quick": Effort("quick", None, None, 0, 0, 0, "all", 0, 0, (1, 2), (2,), 1.3, 1, 0, 3),
+    "full": Effort("full", None, None, 0, 1, 1, "all", 0, 0, (2, 3), (3,), 1.5, 2, 0, 5),
+    "exhaustive": Effort("exhaustive", None, None, 0, 0, 0, "all", 0, 0, (2, 3), (4,), 4.0, 2, 0, 5),
 }
 
 

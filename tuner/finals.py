@@ -17,6 +17,7 @@ from moegate.errors import InfraError
 from moegate.journal import Journal
 from tuner.child.client import ChildSpec, Worker, WorkerLost
 from tuner.config import Config
+from tuner.crossed import crossable, second_race
 from tuner.live import LiveOptions
 from tuner.playoff import levels
 from tuner.problem import Problem, Projection
@@ -27,6 +28,7 @@ __all__ = ["Final", "Finals", "decide"]
 # Below this a difference is not worth a file's entry, however sure it is.
 _FLOOR = 0.002
 _SIGMA = 1.4826
+_NO_DEFAULT = "the default config does not run here"
 
 Pair = dict[Projection, Config]
 
@@ -120,20 +122,48 @@ class Finals:
             self.worker.start(self.options.first_deadline_s)
 
     def play(self, choice: Choice, default: Pair, rounds: int) -> Final:
-        """One batch size."""
+        """One batch size: a race, and a second one of what the first makes likely."""
+        size = choice.batch_size
         candidates = [default, *(c for c in choice.contenders if c != default)]
-        samples, notes = self._samples(choice.batch_size, candidates, rounds)
+        lead = choice.contenders[0] if choice.contenders else default
+        crossed = crossable(lead, candidates)
+        samples, notes = self._samples(size, candidates, rounds // 2 if crossed else rounds)
+        tried: list[Pair] = []
+        if crossed and (second := [pair for pair in second_race(lead, candidates, samples) if pair != default]):
+            again = [default, *second]
+            timed, more = self._samples(size, again, rounds)
+            notes += more
+            final = self._won(size, again, timed, notes, tried)
+            if final is not None:
+                return final
+        final = self._won(size, candidates, samples, notes, tried)
+        if final is not None:
+            return final
+        raise InfraError(f"no config computes {self.problem.op} at batch size {size}: {'; '.join(notes)}")
+
+    def _won(
+        self, size: int, pairs: list[Pair], samples: list[list[float]], notes: list[str], tried: list[Pair]
+    ) -> Final | None:
+        """The best of a race that computes the right thing, the first pair being the default; None where none does.
+
+        What was found wrong is added to `notes` and to `tried`, which is not tried again.
+        """
         alive = [place for place, row in enumerate(samples) if row]
-        if 0 not in alive:
-            notes.append("the default config does not run here")
-        order = decide([samples[place] for place in alive], alive.index(0)) if 0 in alive else list(range(len(alive)))
-        for rank in order:
-            place = alive[rank]
-            reason = self._wrong(choice.batch_size, candidates[place])
+        rows = [samples[place] for place in alive]
+        if 0 in alive:
+            order = decide(rows, alive.index(0))
+        else:
+            if _NO_DEFAULT not in notes:
+                notes.append(_NO_DEFAULT)
+            found = levels(rows)[0] if rows else []
+            order = sorted(range(len(rows)), key=lambda rank: found[rank])
+        for place in (alive[rank] for rank in order if pairs[alive[rank]] not in tried):
+            reason = self._wrong(size, pairs[place])
             if reason is None:
-                return self._final(choice.batch_size, candidates[place], samples[place], samples[0], place == 0, notes)
-            notes.append(f"{_words(candidates[place])}: {reason}")
-        raise InfraError(f"no config computes {self.problem.op} at batch size {choice.batch_size}: {'; '.join(notes)}")
+                return self._final(size, pairs[place], samples[place], samples[0], place == 0, notes)
+            notes.append(f"{_words(pairs[place])}: {reason}")
+            tried.append(pairs[place])
+        return None
 
     def _final(
         self, size: int, configs: Pair, row: list[float], default: list[float], kept: bool, notes: list[str]

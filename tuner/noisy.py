@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tuner.config import Config
+from tuner.crossed import Pair, crossable, second_race
 from tuner.effort import Effort
 from tuner.finals import decide
 from tuner.playoff import play
@@ -63,31 +64,50 @@ class NoisyReplay(Replay):
         return Outcome(true.unit, true.rung, tuple(samples), true.error, true.reason)
 
 
-def noisy_score(recorded: Recorded, strategy: Strategy, prior: Prior | None, effort: Effort, noise: Noise) -> Score:
+def noisy_score(
+    recorded: Recorded, strategy: Strategy, prior: Prior | None, effort: Effort, noise: Noise,
+    served: Recorded | None = None,
+) -> Score:  # fmt: skip
     """Let a strategy search a recording under noise and play the finals; regret is of the true times.
 
     The finals end with the winner, whether or not it beats the default: what they keep then is a matter of its own.
+    `served`: what configs take within the whole op, which the finals time, where that is not what they take alone.
     """
+    served = served or recorded
     task = task_of(recorded, effort, prior)
     findings = strategy.tune(task, NoisyReplay(recorded, noise))
     rows = []
     for size in recorded.sizes:
         arena = findings.arenas[size]
         default = dict.fromkeys(recorded.projections, task.default(size))
-        chosen = _final(recorded, findings.choices[size], default, effort.final_rounds, noise)
-        rows.append(Row(size, chosen, recorded.best(size), len(arena.samples) + len(arena.errors)))
+        chosen = _final(served, findings.choices[size], default, effort.final_rounds, noise)
+        rows.append(Row(size, chosen, served.best(size), len(arena.samples) + len(arena.errors)))
     return Score(tuple(rows), findings.evaluations, recorded.visited)
 
 
 def _final(recorded: Recorded, choice: Choice, default: dict[Projection, Config], rounds: int, noise: Noise) -> float:
     """The true time of whoever wins."""
-    pairs = [default, *(pair for pair in choice.contenders if pair != default)]
-    units = [[Unit(choice.batch_size, p, pair[p]) for p in recorded.projections] for pair in pairs]
-    times = [sum(recorded.times.get(unit, math.inf) for unit in pair) for pair in units]
-    true = [time for time in times if time < math.inf]
+    size = choice.batch_size
+    others = [pair for pair in choice.contenders if pair != default]
+    pairs = [pair for pair in (default, *others) if _true(recorded, size, pair) < math.inf]
+    lead = choice.contenders[0]
+    crossed = crossable(lead, pairs)
+    samples = _race(recorded, size, pairs, rounds // 2 if crossed else rounds, noise)
+    if crossed and (second := [pair for pair in second_race(lead, pairs, samples) if pair != default]):
+        pairs = [*(pair for pair in pairs if pair == default), *second]
+        samples = _race(recorded, size, pairs, rounds, noise)
+    order = decide(samples, 0 if pairs[0] == default else len(pairs) - 1)
+    return _true(recorded, size, pairs[order[0]])
+
+
+def _race(recorded: Recorded, size: int, pairs: Sequence[Pair], rounds: int, noise: Noise) -> list[list[float]]:
+    true = [_true(recorded, size, pair) for pair in pairs]
 
     def once(places: Sequence[int]) -> list[float]:
         return [true[place] * noise.factor() for place in places]
 
-    order = decide(play(once, len(true), rounds), 0 if times[0] < math.inf else len(true) - 1)
-    return true[order[0]]
+    return play(once, len(true), rounds)
+
+
+def _true(recorded: Recorded, size: int, pair: Pair) -> float:
+    return sum(recorded.times.get(Unit(size, p, pair[p]), math.inf) for p in recorded.projections)

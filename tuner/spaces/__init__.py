@@ -118,6 +118,18 @@ class Space:
         for longer, stages in itertools.product(tile, [axis for axis in searched if axis.name == "num_stages"]):
             yield from self._stepped(config, problem, (longer, 1), (stages, -1))
 
+    def reshaped(self, config: Config, problem: Problem) -> Iterator[Config]:
+        """A tile twice or half as wide or deep, with as many stages and with one less or more for the same bytes."""
+        stages = self.axis("num_stages")
+        staged = stages is not None and config.get("num_stages") in stages.values
+        for axis in (self.axis("BLOCK_SIZE_K"), self.axis("BLOCK_SIZE_N")):
+            if axis is None or config.get(axis.name) not in axis.values:
+                continue
+            for step in (1, -1):
+                yield from self._stepped(config, problem, (axis, step))
+                if staged and stages is not None:
+                    yield from self._stepped(config, problem, (axis, step), (stages, -step))
+
     def _stepped(self, config: Config, problem: Problem, *steps: tuple[Axis, int]) -> Iterator[Config]:
         changes: dict[str, Scalar] = {}
         for axis, step in steps:

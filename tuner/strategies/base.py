@@ -51,7 +51,7 @@ ErrorClass = Literal[
     "illegal-access",
     "blocklisted",
 ]
-_RIVAL = 1.08
+RIVAL = 1.08
 """Another BLOCK_SIZE_M within this multiple of the best may be the better one: projections timed apart do not say what
 the whole op takes with its own sorting and padding (up to 5 % off on an H200)."""
 
@@ -305,13 +305,19 @@ def _few(timed: Sequence[tuple[float, Config]], count: int, refined: Collection[
 
 
 def _contenders(rows: Sequence[_Row], count: int, refined: Collection[str]) -> list[_Row]:
-    """Up to a third are the best of other BLOCK_SIZE_M that come near; then tiles nearly as good as the best, each
-    once; then whatever is fastest."""
+    """The best; up to a third are the best of other BLOCK_SIZE_M that come near; then tiles nearly as good as the best,
+    each once, those first that differ from it in one projection; then whatever is fastest."""
     tiles: dict[tuple[Config, ...], _Row] = {}
     for row in rows:
         tiles.setdefault(tuple(config.without(*refined) for config in row[1]), row)
     distinct = list(tiles.values())
     best, lead = rows[0][0], rows[0][1][0].block_m
-    rivals = [row for row in distinct if row[1][0].block_m != lead and row[0] <= best * _RIVAL][: count // 3]
+    rivals = [row for row in distinct if row[1][0].block_m != lead and row[0] <= best * RIVAL][: count // 3]
     near = [row for row in distinct if row[0] <= best * _NEARLY]
-    return sorted(list(dict.fromkeys([*rivals, *near, *rows]))[:count])
+    single = [row for row in near if _differ(row[1], rows[0][1], refined) == 1]
+    return sorted(list(dict.fromkeys([rows[0], *rivals, *single, *near, *rows]))[:count])
+
+
+def _differ(some: tuple[Config, ...], others: tuple[Config, ...], refined: Collection[str]) -> int:
+    """In how many projections the tiles differ."""
+    return sum(a.without(*refined) != b.without(*refined) for a, b in zip(some, others, strict=True))

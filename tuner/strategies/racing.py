@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 
 from tuner.config import Config
 from tuner.problem import Projection
-from tuner.strategies.base import Arena, Choice, Findings, Request, Runner, Task, Unit, choose
+from tuner.strategies.base import RIVAL, Arena, Choice, Findings, Request, Runner, Task, Unit, choose
 from tuner.strategies.field import Field, Step, Wait
 
 __all__ = ["Race", "Racing"]
@@ -31,6 +31,7 @@ _ROUNDS = 1
 _STEPS = 4
 _SPREAD, _AGAIN = 20, 4
 _NEARLY = 1.05
+_SHORT_US = 50.0
 FOUND, VARIED, SETTLED = 1, 2, 3
 _STAGES = {FOUND: "found", VARIED: "varied", SETTLED: "settled"}
 
@@ -50,10 +51,17 @@ class Racing:
         complete = Field(task, runner, races).run()
         choices: dict[int, Choice] = {}
         for size, race in races.items():
-            choice = choose(race.arena, task.effort.finals, [axis.name for axis in task.space.refined])
+            choice = choose(race.arena, _entrants(race), [axis.name for axis in task.space.refined])
             if choice is not None:
                 choices[size] = choice
         return Findings(choices, {size: race.arena for size, race in races.items()}, complete)
+
+
+def _entrants(race: Race) -> int:
+    """How many play the finals of a batch size."""
+    best = race.arena.joint()
+    short = best is not None and best[0] < _SHORT_US
+    return race.effort.finals + (race.effort.short if short else 0)
 
 
 class Race:
@@ -204,15 +212,22 @@ class Race:
         for projection in self.arena.projections:
             leaders = self._climbing(projection, climbers)
             steps = [step for leader in leaders for step in self.space.moves(leader, self.problem, self._launch_only)]
+            if self._launch_only:  # the tile of the best too, for a short portfolio may not lead there
+                best = {leader.block_m: leader for leader in reversed(leaders)}.values()
+                steps += [step for leader in best for step in self.space.reshaped(leader, self.problem)]
             moved[projection] = [step for step in dict.fromkeys(steps) if not self.arena.seen(projection, step)]
         return moved
 
     def _climbing(self, projection: Projection, climbers: int) -> list[Config]:
-        """Who moves: the best; where nothing is known beforehand, the best of as many different BLOCK_SIZE_M."""
-        ranked = [config for _, config in self.arena.ranked(projection)]
+        """Who moves: the best, and that of another BLOCK_SIZE_M that comes near; without a prior those of each."""
+        scored = self.arena.ranked(projection)
+        blocks = dict(reversed([(config.block_m, (time, config)) for time, config in scored]))
+        first, *others = [config for _, config in scored]
         if self.task.prior is None:
-            ranked = list({config.block_m: config for config in reversed(ranked)}.values())[::-1]
-        return ranked[:climbers]
+            return [config for _, config in sorted(blocks.values())][:climbers]
+        best = scored[0][0]
+        rivals = [row for block, row in blocks.items() if block != first.block_m and row[0] <= best * RIVAL]
+        return list(dict.fromkeys([first, *(config for _, config in sorted(rivals)[:1]), *others[: climbers - 1]]))
 
     def _climb(self, rounds: int, climbers: int) -> Iterator[Step]:
         """One-step moves around the best few, as long as they find something better.

@@ -255,6 +255,12 @@ def test_the_pool_compiles_each_config_once_and_prunes_by_facts(tmp_path: Path) 
         broken = _wait(pool, ("up", TILE.with_(BLOCK_SIZE_M=48)))  # no power of two
         assert broken.error == "compile-failed"
         assert broken.reason
+        waiting: list[Job] = [("down", TILE.with_(num_stages=stages)) for stages in (2, 3, 4, 5)]
+        pool.prepare(waiting)
+        pool.drop()  # all but the one that a child may have begun
+        assert _wait(pool, jobs[0]).facts is not None
+        assert _wait(pool, waiting[-1]).facts is not None
+        assert sum(pool.result(job) is None for job in waiting[1:3]) == 2
         # Given up before the last stages.
         large = _wait(pool, ("up", TILE.with_(BLOCK_SIZE_N=128, BLOCK_SIZE_K=256, num_stages=5)))
         assert large.error == "over-shared"

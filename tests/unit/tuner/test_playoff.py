@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 import statistics
@@ -159,19 +160,19 @@ def test_another_block_that_comes_near_is_in_the_finals(behind: float, rivals: i
     assert sum(pair["up"].block_m == 64 for pair in found.contenders) == rivals
 
 
-def _regret_of_the_search(recorded: Recorded, effort: Effort, noise: Noise) -> float:
+def _regret_of_the_search(recorded: Recorded, effort: Effort, noise: Noise, served: Recorded) -> float:
     task = task_of(recorded, effort, load_prior().without("sm_90"))
     findings = strategy("racing").tune(task, NoisyReplay(recorded, noise))
     times = {
-        size: sum(recorded.times[Unit(size, p, c)] for p, c in choice.configs.items())
+        size: sum(served.times[Unit(size, p, c)] for p, c in choice.configs.items())
         for size, choice in findings.choices.items()
     }
-    return statistics.fmean(us / recorded.best(size) - 1 for size, us in times.items())
+    return statistics.fmean(us / served.best(size) - 1 for size, us in times.items())
 
 
 @pytest.mark.parametrize(
     ("effort", "seeds", "mean", "worst", "samples"),
-    [("quick", 4, 0.003, 0.02, 15_000), ("full", 2, 0.0015, 0.01, 40_000)],
+    [("quick", 4, 0.003, 0.02, 17_000), ("full", 2, 0.0015, 0.01, 40_000)],
 )
 def test_a_tuning_under_noise(ours: Recorded, effort: str, seeds: int, mean: float, worst: float, samples: int) -> None:
     """Every sample is off by 1.5 %, and the machine drifts by 1 % meanwhile."""
@@ -185,11 +186,26 @@ def test_a_tuning_under_noise(ours: Recorded, effort: str, seeds: int, mean: flo
     assert max(score.worst for score in found) <= worst
 
 
-def test_the_finals_are_worth_playing(ours: Recorded) -> None:
+def _served(recorded: Recorded, seed: int) -> Recorded:
+    """What every tile takes within the whole op: up to 3 % more or less than alone."""
+
+    def share(unit: Unit) -> float:
+        tile = unit.config.without("GROUP_SIZE_M").spell()
+        return 1 + random.Random(f"{seed} {unit.batch_size} {unit.projection} {tile}").uniform(-0.03, 0.03)
+
+    return dataclasses.replace(recorded, times={unit: us * share(unit) for unit, us in recorded.times.items()})
+
+
+def test_the_finals_find_what_projections_timed_alone_do_not_say(ours: Recorded) -> None:
     effort, prior = EFFORTS["quick"], load_prior().without("sm_90")
-    search = [_regret_of_the_search(ours, effort, Noise(seed=seed)) for seed in range(3)]
-    finals = [noisy_score(ours, strategy("racing"), prior, effort, Noise(seed=seed)).mean for seed in range(3)]
-    assert statistics.fmean(finals) < 0.9 * statistics.fmean(search)
+    search, finals = [], []
+    for seed in range(3):
+        served = _served(ours, seed)
+        search.append(_regret_of_the_search(ours, effort, Noise(seed=seed), served))
+        finals.append(noisy_score(ours, strategy("racing"), prior, effort, Noise(seed=seed), served))
+    assert statistics.fmean(found.mean for found in finals) < 0.4 * statistics.fmean(search)
+    assert statistics.fmean(found.mean for found in finals) < 0.005
+    assert max(found.worst for found in finals) < 0.02
 
 
 def test_noise_is_the_same_again() -> None:

@@ -64,6 +64,23 @@ def test_moves_stay_in_the_space_and_near(place: int) -> None:
         assert all(moved[f"BLOCK_SIZE_{axis}"] == config[f"BLOCK_SIZE_{axis}"] for axis in "MNK")
 
 
+@given(st.integers(0, 479))
+def test_a_reshaped_tile_is_twice_or_half_as_wide_or_deep(place: int) -> None:
+    space = space_for("fused_experts", "nvidia")
+    configs = space.configs(BF16)
+    config, known = configs[place], set(configs)
+    found = list(space.reshaped(config, BF16))
+    assert len(set(found)) == len(found) <= 8
+    for other in found:
+        assert other in known
+        changed = {name: other.integer(name) / config.integer(name) for name, v in other.items if config[name] != v}
+        longer = [changed.pop(name) for name in ("BLOCK_SIZE_N", "BLOCK_SIZE_K") if name in changed]
+        assert longer in ([2.0], [0.5])
+        stages = other.integer("num_stages") - config.integer("num_stages")
+        assert stages in (0, -1 if longer == [2.0] else 1)
+        assert set(changed) <= {"num_stages"}
+
+
 def test_complete_fills_and_refuses() -> None:
     space = space_for("fused_experts", "nvidia")
     tile = Config.of({"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "num_warps": 4, "num_stages": 3})

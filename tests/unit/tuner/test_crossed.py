@@ -1,0 +1,84 @@
+"""The second race of the finals: who is foretold to win, and who plays."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tuner.config import Config
+from tuner.crossed import Pair, crossable, second_race
+from tuner.strategies.base import Arena, Outcome, Unit, choose
+
+
+def tile(width: int, block: int = 16, **more: int) -> Config:
+    return Config.of({"BLOCK_SIZE_M": block, "BLOCK_SIZE_N": width, **more})
+
+
+def pair(up: int, down: int, block: int = 16) -> Pair:
+    return {"up": tile(up, block), "down": tile(down, block)}
+
+
+LEAD = pair(64, 64)
+UP = {32: 41.0, 64: 40.0, 128: 39.0, 256: 44.0}
+DOWN = {32: 21.0, 64: 20.0, 128: 19.5, 256: 30.0}
+
+
+def race(pairs: list[Pair]) -> list[list[float]]:
+    """The whole op takes the sum of what its tiles take within it."""
+    return [[UP[p["up"].integer("BLOCK_SIZE_N")] + DOWN[p["down"].integer("BLOCK_SIZE_N")]] * 8 for p in pairs]
+
+
+def test_what_is_better_in_either_projection_is_played_together() -> None:
+    first = [LEAD, pair(128, 64), pair(256, 64), pair(32, 64), pair(64, 128), pair(64, 256), pair(64, 32)]
+    assert crossable(LEAD, first)
+    found = second_race(LEAD, first, race(first))
+    assert found[0] == pair(128, 64)  # the best that was played
+    assert pair(128, 128) in found  # foretold to be the best, and it is
+    assert race([pair(128, 128)]) == [min(race([pair(u, d) for u, d in itertools.product(UP, DOWN)]))]
+    assert pair(256, 128) not in found  # too slow to be worth a race
+    assert all(a != b for a, b in itertools.combinations(found, 2))
+    assert len(found) <= 8
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        [LEAD, pair(128, 64), pair(32, 64)],
+        [LEAD, pair(128, 128), pair(32, 32)],
+        [LEAD, pair(64, 64, 32)],
+        [LEAD],
+    ],
+)
+def test_one_race_is_enough_where_it_does_not_tell_about_both_projections(first: list[Pair]) -> None:
+    assert not crossable(LEAD, first)
+
+
+def test_an_op_of_one_projection_has_one_race() -> None:
+    alone: list[Pair] = [{"main": tile(width)} for width in (32, 64, 128)]
+    assert not crossable(alone[0], alone)
+
+
+def test_no_second_race_where_nothing_new_is_likely() -> None:
+    first = [LEAD, pair(256, 64), pair(64, 256)]
+    assert second_race(LEAD, first, race(first)) == []
+
+
+def test_who_did_not_run_is_not_built_on() -> None:
+    first = [LEAD, pair(128, 64), pair(64, 128)]
+    without = second_race(LEAD, first, [*race(first)[:2], []])
+    assert pair(128, 128) not in without
+    assert second_race(LEAD, first, [[], *race(first)[1:]]) == []
+
+
+def test_finals_take_what_differs_in_one_projection_first() -> None:
+    arena = Arena(16, ("up", "down"))
+    for width, us in {32: 40.3, 64: 40.0, 128: 40.1, 256: 40.2}.items():
+        arena.add([Outcome(Unit(16, "up", tile(width, GROUP_SIZE_M=1)), 0, (us,))])
+        arena.add([Outcome(Unit(16, "down", tile(width, GROUP_SIZE_M=1)), 0, (us / 2,))])
+    found = choose(arena, 7, ["GROUP_SIZE_M"])
+    assert found is not None
+    best = found.contenders[0]
+    differ = [sum(other[p] != best[p] for p in best) for other in found.contenders]
+    assert differ == [0, 1, 1, 1, 1, 1, 1]  # three other tiles of each
+    assert crossable(best, found.contenders)
