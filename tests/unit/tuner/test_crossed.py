@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from moegate.journal import Journal
+from tuner.child.client import ChildSpec
 from tuner.config import Config
 from tuner.crossed import Pair, crossable, second_race
-from tuner.strategies.base import Arena, Outcome, Unit, choose
+from tuner.finals import Finals
+from tuner.journaled import PURPOSE
+from tuner.live import LiveOptions
+from tuner.problem import Problem
+from tuner.strategies.base import Arena, Choice, Outcome, Unit, choose
 
 
 def tile(width: int, block: int = 16, **more: int) -> Config:
@@ -82,3 +90,48 @@ def test_finals_take_what_differs_in_one_projection_first() -> None:
     differ = [sum(other[p] != best[p] for p in best) for other in found.contenders]
     assert differ == [0, 1, 1, 1, 1, 1, 1]  # three other tiles of each
     assert crossable(best, found.contenders)
+
+
+class Child:
+    """Answers for a child on a device where tiles take what `UP` and `DOWN` say."""
+
+    def __init__(self, wrong: Pair | None = None) -> None:
+        self.wrong = wrong
+        self.asked: list[tuple[str, int]] = []
+
+    def ask(self, verb: str, timeout_s: float, /, **args: Any) -> dict[str, Any]:
+        self.asked.append((verb, args.get("rounds", 0)))
+        if verb == "verify":
+            found = {p: Config.of(config) for p, config in args["configs"].items()}
+            bad = {"error": "wrong-result", "reason": "off by one"}
+            return bad if found == self.wrong else {"max_rel": 0.0, "rms": 0.0}
+        pairs: list[Pair] = [{p: Config.of(c) for p, c in each.items()} for each in args["candidates"]]
+        return {"samples_us": [row[: args["rounds"]] for row in race(pairs)]}
+
+
+def played(folder: Path, child: Child) -> Any:
+    first = (LEAD, pair(128, 64), pair(64, 128), pair(32, 64))
+    with Journal.open(folder / "journal", purpose=PURPOSE) as journal:
+        problem = Problem("fused_experts", 8, 64, 64, 2, "float32")
+        finals = Finals(ChildSpec(folder), problem, LiveOptions(), journal, "env")
+        finals.worker = child  # type: ignore[assignment]
+        return finals.play(Choice(16, LEAD, 60.0, first), pair(32, 32), 8)
+
+
+def test_finals_end_with_a_pair_that_no_search_ranked(tmp_path: Path) -> None:
+    child = Child()
+    final = played(tmp_path, child)
+    assert final.configs == pair(128, 128)
+    assert (final.winner_us, final.default_us) == (58.5, 62.0)
+    assert child.asked == [("finals", 4), ("finals", 8), ("verify", 0)]
+    again = Child()
+    assert played(tmp_path, again) == final  # over the same journal
+    assert again.asked == []
+
+
+def test_a_winner_that_is_wrong_gives_way_to_the_next_and_is_not_tried_again(tmp_path: Path) -> None:
+    child = Child(wrong=pair(128, 128))
+    final = played(tmp_path, child)
+    assert final.configs == pair(128, 64)
+    assert [note.split(": ")[1] for note in final.notes] == ["wrong-result"]
+    assert child.asked.count(("verify", 0)) == 2
