@@ -79,7 +79,7 @@ def test_a_build_over_its_time_is_stopped_with_its_container(client: Any, projec
     failure = build(project, write(project, "slow", f"RUN {mark}\n"), timeout_s=4.0)["test-slow"]
     assert isinstance(failure, BuildFailure)
     assert failure.timed_out
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 300, "the command sleeps for three hours"
     until = time.monotonic() + 15
     while time.monotonic() < until:
         running = [c for c in client.containers.list() if mark in " ".join(c.attrs["Config"]["Cmd"] or [])]

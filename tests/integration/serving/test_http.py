@@ -9,15 +9,12 @@ import json
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-
-from serving.server.patience import BODY_S
 
 GOOD = {"prompt": [1, 2, 3], "max_tokens": 6, "ignore_eos": True}
 
@@ -189,10 +186,8 @@ def half_a_request(url: str, length: int, body: bytes = b"") -> socket.socket:
 
 
 def test_a_body_announced_as_too_large_is_refused_before_it_comes(server: str) -> None:
-    began = time.monotonic()
-    with half_a_request(server, 10**10, b"[" * 1000) as connection:
+    with half_a_request(server, 10**10, b"[" * 1000) as connection:  # one that was waited for would be a 408
         assert connection.recv(1000).startswith(b"HTTP/1.1 413 ")
-    assert time.monotonic() - began < BODY_S - 5
     assert call(server, "/v1/completions", GOOD)[0] == 200
 
 
@@ -204,9 +199,7 @@ def test_a_shutdown_waits_for_nobodys_body_and_prints_no_traceback(
         long = json.dumps({**GOOD, "max_tokens": 400, "stream": True}).encode()
         waiting += [half_a_request(url, len(long), long) for _ in range(3)]  # they never read
         until(lambda: call(url, "/v1/server_info")[1]["batch_sizes"])  # what was sent first has come by then
-        began = time.monotonic()
-    assert time.monotonic() - began < BODY_S - 5
-    assert waiting[0].recv(1000).startswith(b"HTTP/1.1 503 ")
+    assert waiting[0].recv(1000).startswith(b"HTTP/1.1 503 "), "whose body was waited for would have a 408"
     for connection in waiting:
         connection.close()
     said = capfd.readouterr().err

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -232,7 +232,12 @@ def test_a_commit_larger_than_can_be_held_is_refused(
 
 def test_installing_is_quick(repository: Path, commit: Commit, starter: Starter) -> None:
     sha = commit()
-    began = time.monotonic()
+    began = processor_seconds()
     with Sources(repository) as sources:
         sources.prepare(sha, ProcessIsolation(), starter)
-    assert time.monotonic() - began < 10.0  # about one second; ten times that on a busy machine
+    assert processor_seconds() - began < 10.0  # about one second, and not that of whoever else is on this machine
+
+
+def processor_seconds() -> float:
+    """Of this process and of all that it started and has seen end."""
+    return sum(os.times()[:4])
