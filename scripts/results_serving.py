@@ -1,0 +1,94 @@
+"""The page of serving, from the JSON in docs/results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from results_common import GENERATED, RESULTS, read, where
+
+__all__ = ["serving"]
+
+
+def serving() -> str:
+    """The page of serving."""
+    parts = (("h200_serving_steps", _steps), ("h200_serving_2x2", _square), ("vllm_client", _client),
+             ("serving_soak", _soak))  # fmt: skip
+    found = [write(read(f"{name}.json")) for name, write in parts if (RESULTS / f"{name}.json").is_file()]
+    return "\n".join([f"# Serving, measured\n\n{GENERATED}\n", *found])
+
+
+def _steps(d: dict[str, Any]) -> str:
+    lines = [f"## A decode step of our engine against the reading of its weights\n\n{where(d)}\n"]
+    lines += [f"- {note}" for note in d["notes"]]
+    lines += ["\n| graph | configs | sequences | step ms | decode ms | floor ms | decode: share of floor |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    lines += [
+        f"| {run['graph']} | {run['configs']} | {b['batch']} | {b['step_ms']:.3f} | {b['decode_ms']:.3f} | "
+        f"{b['floor_ms']:.3f} | {b['decode_floor_share']:.2f} |"
+        for run in d["runs"]
+        for b in run["batches"]
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _square(d: dict[str, Any]) -> str:
+    load = d["load"]
+    lines = [f"## Untuned and tuned configs, `auto` and `triton`\n\n{where(d)}\n"]
+    lines += [f"- {note}" for note in d["notes"]]
+    lines += [f"- prompts of {load['input']} tokens, answers of {load['output']}, graph {load['graph']}, "
+              f"{d['replicates']} replicates of four fresh servers"]  # fmt: skip
+    lines += [
+        "\n| backend | clients | TPOT untuned ms | tuned ms | gain | interval (level) | foretold | HTTP us/token |"
+    ]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    for c in d["cells"]:
+        m, told = c["median_tpot_ms"], c.get("predicted_tpot_gain")
+        foretold = "" if told is None else f"{100 * told['gain']:+.1f} %"
+        bounds = f"{100 * m['low']:+.1f} to {100 * m['high']:+.1f} % ({100 * m['level']:.0f} %)"
+        lines.append(
+            f"| {c['backend']} | {c['concurrency']} | {m['untuned']:.3f} | {m['tuned']:.3f} | {100 * m['gain']:+.1f} % "
+            f"| {bounds} | {foretold} | {c['http_per_token_us']} |"
+        )
+    lines += ["\nInteraction (gain under `triton` less gain under `auto`, in log ratio): "
+              + "; ".join(f"{i['concurrency']} clients {i['difference']:+.4f} [{i['low']:+.4f}, {i['high']:+.4f}] at "
+                          f"{100 * i['level']:.0f} %" for i in d["interactions"]) + ".\n"]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _client(d: dict[str, Any]) -> str:
+    low, high = sorted(d["load_average"])[0], sorted(d["load_average"])[-1]
+    lines = [
+        f"## Our load client beside `vllm bench serve`\n\n{d['device']}, load average {low} to {high}, {d['date']}: "
+        f"`{d['command']}`\n"
+    ]
+    lines += [f"- {note}" for note in d["notes"]]
+    lines += [f"\nMean TPOT of answers of {d['output']} tokens, each client's over what the server measured of the "
+              "very same requests:\n",
+              "| clients | requests | pairs | ours / server | `vllm bench serve` / server | ours / theirs | interval "
+              "(level) |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for one in d["loads"]:
+        lines.append(
+            f"| {one['concurrency']} | {one['requests']} | {len(one['pairs'])} | {one['ours_over_server']:.4f} | "
+            f"{one['theirs_over_server']:.4f} | {100 * one['difference']:+.2f} % | {100 * one['low']:+.2f} to "
+            f"{100 * one['high']:+.2f} % ({100 * one['level']:.0f} %) |"
+        )
+    lines += ["\n| clients | ours ms | server ms | ratio | `vllm bench serve` ms | server ms | ratio |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    for one in d["loads"]:
+        for pair in one["pairs"]:
+            mine, mine_server, other, other_server = (
+                pair[name] for name in ("ours_ms", "ours_server_ms", "theirs_ms", "theirs_server_ms")
+            )
+            lines.append(f"| {one['concurrency']} | {mine:.3f} | {mine_server:.3f} | {mine / mine_server:.4f} | "
+                         f"{other:.3f} | {other_server:.3f} | {other / other_server:.4f} |")  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _soak(d: dict[str, Any]) -> str:
+    requests = ", ".join(f"{count} {kind}" for kind, count in sorted(d["requests"].items()))
+    return (
+        f"## Soak\n\n{d['device']}, load average {d['load_average']}, {d['date']}: `{d['command']}`\n\n"
+        f"{d['seconds']} s: {requests}; {len(d['faults'])} faults. Memory of server and worker: "
+        f"{d['memory_first'][0] / 2**20:.0f} MiB first, {d['memory_last'][0] / 2**20:.0f} MiB last, last quarter over "
+        f"the second {100 * d['memory_growth']:+.2f} %.\n"
+    )
