@@ -11,8 +11,8 @@ __all__ = ["serving"]
 
 def serving() -> str:
     """The page of serving."""
-    parts = (("h200_serving_steps", _steps), ("h200_serving_2x2", _square), ("vllm_client", _client),
-             ("serving_soak", _soak))  # fmt: skip
+    parts = (("h200_serving_steps", _steps), ("h200_serving_2x2", _square), ("h200_serving_both", _both),
+             ("h200_expert_ranks", _ranks), ("vllm_client", _client), ("serving_soak", _soak))  # fmt: skip
     found = [write(read(f"{name}.json")) for name, write in parts if (RESULTS / f"{name}.json").is_file()]
     return "\n".join([f"# Serving, measured\n\n{GENERATED}\n", *found])
 
@@ -38,12 +38,14 @@ def _square(d: dict[str, Any]) -> str:
     lines += [f"- prompts of {load['input']} tokens, answers of {load['output']}, graph {load['graph']}, "
               f"{d['replicates']} replicates of four fresh servers"]  # fmt: skip
     lines += [
-        "\n| backend | clients | TPOT untuned ms | tuned ms | gain | interval (level) | foretold | HTTP us/token |"
+        "\n| backend | clients | TPOT untuned ms | tuned ms | gain | interval (level) | foretold | by the decode | "
+        "HTTP us/token |"
     ]
-    lines += ["|---|---|---|---|---|---|---|---|"]
+    lines += ["|---|---|---|---|---|---|---|---|---|"]
     for c in d["cells"]:
-        m, told = c["median_tpot_ms"], c.get("predicted_tpot_gain")
-        foretold = "" if told is None else f"{100 * told['gain']:+.1f} %"
+        m = c["median_tpot_ms"]
+        told = [c.get(name) for name in ("predicted_tpot_gain", "predicted_by_decode")]
+        foretold = " | ".join("" if one is None else f"{100 * one['gain']:+.1f} %" for one in told)
         bounds = f"{100 * m['low']:+.1f} to {100 * m['high']:+.1f} % ({100 * m['level']:.0f} %)"
         lines.append(
             f"| {c['backend']} | {c['concurrency']} | {m['untuned']:.3f} | {m['tuned']:.3f} | {100 * m['gain']:+.1f} % "
@@ -53,6 +55,45 @@ def _square(d: dict[str, Any]) -> str:
               + "; ".join(f"{i['concurrency']} clients {i['difference']:+.4f} [{i['low']:+.4f}, {i['high']:+.4f}] at "
                           f"{100 * i['level']:.0f} %" for i in d["interactions"]) + ".\n"]  # fmt: skip
     return "\n".join(lines)
+
+
+def _both(d: dict[str, Any]) -> str:
+    lines = [f"## Two servers side by side, their loads in turn\n\n{where(d)}\n"]
+    lines += [f"- {note}" for note in d["notes"]]
+    lines += ["\n| stage | pair | arm | TPOT ms | of its rounds | void |", "|---|---|---|---|---|---|"]
+    for launch in d["launches"]:
+        rounds = ", ".join(f"{value:.3f}" for value in launch["rounds_ms"])
+        told = (
+            launch["stage"],
+            launch["pair"],
+            launch["arm"],
+            f"{launch['tpot_ms']:.3f}",
+            rounds,
+            launch["void"] or "",
+        )
+        lines.append("| " + " | ".join(map(str, told)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _ranks(d: dict[str, Any]) -> str:
+    lines = [f"## Experts spread over {d['ranks']} GPUs\n\n{where(d)}\n", *(f"- {note}" for note in d["notes"])]
+    lines += [f"\nOne layer, wall time with its exchange of counts through the host, the slower rank; {d['layer']}:\n"]
+    heads = ("tokens of a rank", "one GPU with all of them us", "fast us", "fast in two parts us", "deterministic us",
+             "bare exchange us", "GB/s")  # fmt: skip
+    lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    names = ("one_gpu_us", "fast_1_us", "fast_2_us", "deterministic_1_us", "exchange_us", "exchange_gb_s")
+    for row in d["times"]:
+        lines.append("| " + " | ".join(str(row[name]) for name in ("tokens_per_rank", *names)) + " |")
+    lines += ["\n| layer against one GPU | largest relative error | as one GPU's | same bits as one GPU's |"]
+    lines += ["|---|---|---|---|"]
+    lines += [f"| {c['mode']} | {c['error']:.1e} | {c['alone']} | {c['same_bits']} |" for c in d["checks"]]
+    lines += [
+        "\n| server, against one process | answers the same | largest drift of a log-probability before | step ms |"
+    ]
+    lines += ["|---|---|---|---|"]
+    for name, told in d["server"].items():
+        lines.append(f"| {name} | {told['same']} | {told['drift']} | {told['step_ms']} |")
+    return "\n".join(lines) + "\n"
 
 
 def _client(d: dict[str, Any]) -> str:
