@@ -17,7 +17,7 @@ from moegate.errors import InfraError
 from moegate.journal import Journal
 from tuner.child.client import ChildSpec, Worker, WorkerLost
 from tuner.config import Config
-from tuner.crossed import crossable, second_race
+from tuner.crossed import crossable, leads_of, second_race
 from tuner.live import LiveOptions
 from tuner.playoff import levels
 from tuner.problem import Problem, Projection
@@ -125,11 +125,11 @@ class Finals:
         """One batch size: a race, and a second one of what the first makes likely."""
         size = choice.batch_size
         candidates = [default, *(c for c in choice.contenders if c != default)]
-        lead = choice.contenders[0] if choice.contenders else default
-        crossed = crossable(lead, candidates)
+        leads = leads_of(choice.contenders)
+        crossed = crossable(leads, candidates)
         samples, notes = self._samples(size, candidates, rounds // 2 if crossed else rounds)
         tried: list[Pair] = []
-        if crossed and (second := [pair for pair in second_race(lead, candidates, samples) if pair != default]):
+        if crossed and (second := [pair for pair in second_race(leads, candidates, samples) if pair != default]):
             again = [default, *second]
             timed, more = self._samples(size, again, rounds)
             notes += more

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tuner.config import Config
-from tuner.crossed import Pair, crossable, second_race
+from tuner.crossed import Pair, crossable, leads_of, second_race
 from tuner.effort import Effort
 from tuner.finals import decide
 from tuner.playoff import play
@@ -90,10 +90,10 @@ def _final(recorded: Recorded, choice: Choice, default: dict[Projection, Config]
     size = choice.batch_size
     others = [pair for pair in choice.contenders if pair != default]
     pairs = [pair for pair in (default, *others) if _true(recorded, size, pair) < math.inf]
-    lead = choice.contenders[0]
-    crossed = crossable(lead, pairs)
+    leads = leads_of(choice.contenders)
+    crossed = crossable(leads, pairs)
     samples = _race(recorded, size, pairs, rounds // 2 if crossed else rounds, noise)
-    if crossed and (second := [pair for pair in second_race(lead, pairs, samples) if pair != default]):
+    if crossed and (second := [pair for pair in second_race(leads, pairs, samples) if pair != default]):
         pairs = [*(pair for pair in pairs if pair == default), *second]
         samples = _race(recorded, size, pairs, rounds, noise)
     order = decide(samples, 0 if pairs[0] == default else len(pairs) - 1)

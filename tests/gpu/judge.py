@@ -32,7 +32,7 @@ from tuner.strategies.base import Request, Unit, choose
 
 __all__ = ["Judged", "Pool", "Verdict", "judge", "overall", "pool_of", "verdict"]
 
-TILES, FIELD, BEST = 24, 24, 8
+TILES, FIELD, BEST = 16, 24, 8
 REFINED = ("GROUP_SIZE_M",)
 FIRST_ROUNDS, ROUNDS = 16, 40
 _Z = 1.96

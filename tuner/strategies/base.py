@@ -272,6 +272,7 @@ def choose(arena: Arena, finals: int, refined: Collection[str] = ()) -> Choice |
     """The arena's winner, and its contenders: `finals` choices for all projections together, best first.
 
     Choices that differ in the `refined` axes alone are one tile to the finals while other tiles are nearly as good.
+    Half as many more are of another BLOCK_SIZE_M where one comes near.
     """
     best = arena.joint()
     if best is None:
@@ -305,17 +306,28 @@ def _few(timed: Sequence[tuple[float, Config]], count: int, refined: Collection[
 
 
 def _contenders(rows: Sequence[_Row], count: int, refined: Collection[str]) -> list[_Row]:
-    """The best; up to a third are the best of other BLOCK_SIZE_M that come near; then tiles nearly as good as the best,
-    each once, those first that differ from it in one projection; then whatever is fastest."""
+    """`count`: the best; then tiles nearly as good, each once, those first that differ from it in one projection; then
+    whatever is fastest. Beside them, half as many of other BLOCK_SIZE_M that come near: the best of each, and what
+    differs from it in one projection."""
     tiles: dict[tuple[Config, ...], _Row] = {}
     for row in rows:
         tiles.setdefault(tuple(config.without(*refined) for config in row[1]), row)
-    distinct = list(tiles.values())
-    best, lead = rows[0][0], rows[0][1][0].block_m
-    rivals = [row for row in distinct if row[1][0].block_m != lead and row[0] <= best * RIVAL][: count // 3]
-    near = [row for row in distinct if row[0] <= best * _NEARLY]
-    single = [row for row in near if _differ(row[1], rows[0][1], refined) == 1]
-    return sorted(list(dict.fromkeys([rows[0], *rivals, *single, *near, *rows]))[:count])
+    leads: dict[int, _Row] = {}
+    for row in tiles.values():
+        if row[0] <= rows[0][0] * RIVAL:
+            leads.setdefault(row[1][0].block_m, row)
+    around: dict[int, list[_Row]] = {block: [] for block in leads}
+    near = []
+    for row in tiles.values():
+        lead = leads.get(row[1][0].block_m)
+        if lead is not None and row[0] <= lead[0] * _NEARLY and _differ(row[1], lead[1], refined) == 1:
+            around[row[1][0].block_m].append(row)
+        if row[0] <= rows[0][0] * _NEARLY:
+            near.append(row)
+    best, *others = leads
+    own = list(dict.fromkeys([rows[0], *around[best], *near, *rows]))[:count]
+    rivals = [*(leads[block] for block in others), *sorted(row for block in others for row in around[block])]
+    return sorted({*own, *rivals[: count // 2]})
 
 
 def _differ(some: tuple[Config, ...], others: tuple[Config, ...], refined: Collection[str]) -> int:

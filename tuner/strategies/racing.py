@@ -221,6 +221,8 @@ class Race:
     def _climbing(self, projection: Projection, climbers: int) -> list[Config]:
         """Who moves: the best, and that of another BLOCK_SIZE_M that comes near; without a prior those of each."""
         scored = self.arena.ranked(projection)
+        if not scored:
+            return []
         blocks = dict(reversed([(config.block_m, (time, config)) for time, config in scored]))
         first, *others = [config for _, config in scored]
         if self.task.prior is None:

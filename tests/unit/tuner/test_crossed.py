@@ -11,7 +11,7 @@ import pytest
 from moegate.journal import Journal
 from tuner.child.client import ChildSpec
 from tuner.config import Config
-from tuner.crossed import Pair, crossable, second_race
+from tuner.crossed import Pair, crossable, leads_of, second_race
 from tuner.finals import Finals
 from tuner.journaled import PURPOSE
 from tuner.live import LiveOptions
@@ -39,8 +39,8 @@ def race(pairs: list[Pair]) -> list[list[float]]:
 
 def test_what_is_better_in_either_projection_is_played_together() -> None:
     first = [LEAD, pair(128, 64), pair(256, 64), pair(32, 64), pair(64, 128), pair(64, 256), pair(64, 32)]
-    assert crossable(LEAD, first)
-    found = second_race(LEAD, first, race(first))
+    assert crossable([LEAD], first)
+    found = second_race([LEAD], first, race(first))
     assert found[0] == pair(128, 64)  # the best that was played
     assert pair(128, 128) in found  # foretold to be the best, and it is
     assert race([pair(128, 128)]) == [min(race([pair(u, d) for u, d in itertools.product(UP, DOWN)]))]
@@ -59,24 +59,33 @@ def test_what_is_better_in_either_projection_is_played_together() -> None:
     ],
 )
 def test_one_race_is_enough_where_it_does_not_tell_about_both_projections(first: list[Pair]) -> None:
-    assert not crossable(LEAD, first)
+    assert not crossable([LEAD], first)
 
 
 def test_an_op_of_one_projection_has_one_race() -> None:
     alone: list[Pair] = [{"main": tile(width)} for width in (32, 64, 128)]
-    assert not crossable(alone[0], alone)
+    assert not crossable([alone[0]], alone)
 
 
 def test_no_second_race_where_nothing_new_is_likely() -> None:
     first = [LEAD, pair(256, 64), pair(64, 256)]
-    assert second_race(LEAD, first, race(first)) == []
+    assert second_race([LEAD], first, race(first)) == []
 
 
 def test_who_did_not_run_is_not_built_on() -> None:
     first = [LEAD, pair(128, 64), pair(64, 128)]
-    without = second_race(LEAD, first, [*race(first)[:2], []])
+    without = second_race([LEAD], first, [*race(first)[:2], []])
     assert pair(128, 128) not in without
-    assert second_race(LEAD, first, [[], *race(first)[1:]]) == []
+    assert second_race([LEAD], first, [[], *race(first)[1:]]) == []
+
+
+def test_a_lead_of_another_block_is_built_on_too() -> None:
+    rival, slower = pair(64, 64, 32), pair(256, 256)
+    first = [slower, rival, pair(128, 64, 32), pair(64, 128, 32)]
+    assert leads_of(first) == [slower, rival]
+    assert crossable([slower, rival], first)
+    assert not crossable([slower], first)
+    assert pair(128, 128, 32) in second_race([slower, rival], first, race(first))
 
 
 def test_finals_take_what_differs_in_one_projection_first() -> None:
@@ -89,7 +98,7 @@ def test_finals_take_what_differs_in_one_projection_first() -> None:
     best = found.contenders[0]
     differ = [sum(other[p] != best[p] for p in best) for other in found.contenders]
     assert differ == [0, 1, 1, 1, 1, 1, 1]  # three other tiles of each
-    assert crossable(best, found.contenders)
+    assert crossable([best], found.contenders)
 
 
 class Child:

@@ -53,6 +53,16 @@ def test_the_order_of_answers_changes_nothing(both: Recorded, name: str) -> None
     assert len({f.evaluations for f in found}) == 1
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_batch_size_at_which_nothing_runs_ends_without_a_choice(both: Recorded, known: bool) -> None:
+    few = {unit: us for unit, us in both.times.items() if unit.batch_size in (1, 64)}
+    broken = {unit: us for unit, us in few.items() if unit.batch_size == 64}
+    errors = {unit: "crashed" for unit in few if unit.batch_size == 1}
+    recorded = replace(both, times=broken, errors=errors, sizes=(1, 64))  # type: ignore[arg-type]
+    task = task_of(recorded, EFFORTS["quick"], load_prior() if known else None)
+    assert set(strategy("racing").tune(task, Replay(recorded)).choices) == {64}
+
+
 def test_a_deadline_leaves_every_batch_size_with_a_choice(both: Recorded) -> None:
     asked = 0
 

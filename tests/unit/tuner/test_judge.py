@@ -112,7 +112,7 @@ def test_a_pool_is_narrowed_and_keeps_who_was_chosen(truth: Recorded) -> None:
     device = Device(truth, 1)
     chosen = _chosen(truth, 3, 64)
     pool = judging.pool_of(64, {**chosen, "again": chosen["full"]}, truth)
-    assert 24 <= len(pool.pairs) <= 26
+    assert judging.FIELD <= len(pool.pairs) <= 2 * (judging.FIELD + judging.TILES)
     assert pool.chosen["again"] == pool.chosen["full"]
     verdicts = judging.judge([pool], device.ask, 0.0)
     assert device.asked[0] == (64, len(pool.pairs), judging.FIRST_ROUNDS)

@@ -150,13 +150,13 @@ def test_a_tile_meets_itself_in_the_finals_only_where_others_are_far() -> None:
     assert {pair["up"].integer("BLOCK_SIZE_N") for pair in found.contenders} == {64}
 
 
-@pytest.mark.parametrize(("behind", "rivals"), [(1.05, 4), (1.2, 0)])
+@pytest.mark.parametrize(("behind", "rivals"), [(1.05, 6), (1.2, 0)])
 def test_another_block_that_comes_near_is_in_the_finals(behind: float, rivals: int) -> None:
     rows = {(128, n, 1): (100 + n / 1000, 50 + n / 1000) for n in (32, 64, 128, 256)}
     arena = _timed(rows | {(64, n, 1): (behind * a, behind * b) for (_, n, _), (a, b) in rows.items()})
     found = choose(arena, 12)
     assert found is not None
-    assert len(found.contenders) == 12
+    assert len(found.contenders) == 12 + rivals
     assert sum(pair["up"].block_m == 64 for pair in found.contenders) == rivals
 
 
@@ -172,7 +172,7 @@ def _regret_of_the_search(recorded: Recorded, effort: Effort, noise: Noise, serv
 
 @pytest.mark.parametrize(
     ("effort", "seeds", "mean", "worst", "samples"),
-    [("quick", 4, 0.003, 0.02, 17_000), ("full", 2, 0.0015, 0.01, 40_000)],
+    [("quick", 4, 0.003, 0.02, 17_000), ("full", 2, 0.0015, 0.01, 45_000)],
 )
 def test_a_tuning_under_noise(ours: Recorded, effort: str, seeds: int, mean: float, worst: float, samples: int) -> None:
     """Every sample is off by 1.5 %, and the machine drifts by 1 % meanwhile."""
