@@ -3,8 +3,8 @@
 At so few rows a step should cost the reading of its weights and the start of its kernels. An MoE layer is: the sum of
 all that came before, its norm and query, key, value; attention of the new tokens and its output in two kernels; norm,
 router and shared gates; choice of experts, their alignment and the shared down projection; and the two tuned
-projections of the routed experts. They run on one stream, all but the tuned ones with their weights under way while
-their predecessor ends (`xkernels.ops.few_rows`).
+projections of the routed experts. Two more end a step: the last sum with its norm, and the logits. They run on one
+stream, all but the tuned ones with their weights under way while their predecessor ends (`xkernels.ops.few_rows`).
 """
 
 from __future__ import annotations
@@ -13,26 +13,24 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from serving.server.experts import Experts
 from serving.server.kvcache import KvCache
 from serving.server.recorder import Recorder
 from serving.server.spec import DecoderSpec
 from serving.server.weights import DecoderWeights, LayerWeights, MlpWeights
-from xkernels.ops.decoder import add_rms_norm
-from xkernels.ops.few_rows import FEW_ROWS, add_linear, choose_experts, norm_gate, norm_linear
+from xkernels.ops.few_rows import FEW_ROWS, add_linear, choose_experts, norm_gate, norm_linear, norm_rows, row_logits
 from xkernels.ops.fused_experts import expert_slots
 from xkernels.ops.new_token import HeadRules, NewTokens, new_token_attention
 from xkernels.ops.prepared import PreparedExperts
-from xkernels.ops.reduce import moe_sum_reduce
 
 __all__ = ["FEW_ROWS", "FewRows"]
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "few_rows_qkv": norm_linear, "few_rows_attention": new_token_attention, "few_rows_router": norm_gate,
-    "few_rows_topk": choose_experts, "few_rows_down": add_linear,
+    "few_rows_topk": choose_experts, "few_rows_down": add_linear, "few_rows_norm": norm_rows,
+    "few_rows_logits": row_logits,
 }  # fmt: skip
 
 
@@ -78,9 +76,7 @@ class FewRows:
                 layer.out_bias, x,
             )  # fmt: skip
             x, delta = self._feed_forward(index, layer, x)
-        deltas = () if delta is None else (moe_sum_reduce(delta, overlap=True),)
-        _, normed = add_rms_norm(x, deltas, self.weights.norm, self.eps, overlap=True)
-        return F.linear(normed, self.weights.head).float()
+        return row_logits(norm_rows(x, delta, self.weights.norm, self.eps), self.weights.head)
 
     def _feed_forward(
         self, index: int, layer: LayerWeights, x: torch.Tensor

@@ -14,7 +14,7 @@ from xkernels.ops.activation import SILU, Activation, silu_and_mul
 from xkernels.ops.align import moe_align_block_size
 from xkernels.ops.attention import decode_attention
 from xkernels.ops.decoder import add_rms_norm, rotate, rotate_and_store
-from xkernels.ops.few_rows import add_linear, choose_experts, norm_gate, norm_linear
+from xkernels.ops.few_rows import add_linear, choose_experts, norm_gate, norm_linear, norm_rows, row_logits
 from xkernels.ops.fused_experts import PreparedExperts, fused_experts, prepare_experts
 from xkernels.ops.kv_cache import store_kv_cache
 from xkernels.ops.linear import block_fp8_linear, fp8_linear, prepare_block_fp8, prepare_fp8
@@ -158,7 +158,8 @@ def _few_rows(
     _, logits, gated = norm_gate(x, gain, 1e-6, meta(64, 1280, dtype=f32), meta(3584, 1280) if shared else None)
     correction = meta(64, dtype=f32) if router.groups > 1 else None
     beside = (gated, meta(1280, 1792)) if shared else None
-    return choose_experts(logits, router, correction, 16 if shared else None, beside, x)
+    _, x = choose_experts(logits, router, correction, 16 if shared else None, beside, x)
+    return row_logits(norm_rows(x, meta(rows, 6, 1280), gain, 1e-6), meta(129280, 1280))
 
 
 def _plain(call: Callable[..., Any], *args: Any) -> Callable[[Target], Any]:

@@ -53,8 +53,7 @@ def norm_linear(
     head, tail, each = _tiles(width)
     total = x if delta is None else torch.empty((rows, width), dtype=x.dtype, device=x.device)
     out = torch.empty((rows, cols), dtype=x.dtype, device=x.device)
-    d = x if delta is None else delta
-    slots, stride_slot = (d.shape[1], d.stride(1)) if d.ndim == 3 else (int(delta is not None), 0)
+    d, slots, stride_slot = _slots(x, delta)
     _k.norm_linear[(cdiv(cols, each),)](
         x, d, gain, weight, bias, total, out, eps, cols, x.stride(0), d.stride(0), stride_slot, weight.stride(0),
         WIDTH=width, HEAD=head, TAIL=tail, ROWS=rows, COLS=each, SLOTS=slots, HAS_BIAS=bias is not None,
@@ -77,6 +76,56 @@ def norm_linear_reference(
     total, _ = add_rms_norm_reference(x, () if delta is None else (delta,), gain, eps)
     offset = None if bias is None else bias.float()
     return total, torch.nn.functional.linear(_normed(total, gain, eps), weight.float(), offset).to(x.dtype)
+
+
+def norm_rows(
+    x: torch.Tensor, delta: torch.Tensor | None, gain: torch.Tensor, eps: float, *, overlap: bool = True
+) -> torch.Tensor:
+    """RMS norm of at most FEW_ROWS residual sums: norm(x + delta) * gain [T, K] of x's dtype.
+
+    Arguments, the sum and errors are `norm_linear`'s.
+    """
+    _check_rows(x, x, gain)
+    _check_beside(x, delta, None, 0)
+    rows, width = x.shape
+    head, tail, _ = _tiles(width)
+    normed = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    d, slots, stride_slot = _slots(x, delta)
+    _k.norm_rows[(rows,)](
+        x, d, gain, normed, eps, x.stride(0), d.stride(0), stride_slot, WIDTH=width, HEAD=head, TAIL=tail, SLOTS=slots,
+        num_warps=_WARPS, **overlapping(x, overlap),
+    )  # fmt: skip
+    return normed
+
+
+def norm_rows_reference(x: torch.Tensor, delta: torch.Tensor | None, gain: torch.Tensor, eps: float) -> torch.Tensor:
+    """The twin of `norm_rows` in plain torch."""
+    if delta is not None and delta.ndim == 3:
+        delta = moe_sum_reduce_reference(delta)
+    return add_rms_norm_reference(x, () if delta is None else (delta,), gain, eps)[1]
+
+
+def row_logits(x: torch.Tensor, weight: torch.Tensor, *, overlap: bool = True) -> torch.Tensor:
+    """Logits of at most FEW_ROWS rows: x @ weight.T, rounded to x's dtype, as float32 [T, N].
+
+    x [T, K]; weight [N, K]; rows contiguous. A row's bits do not depend on T. overlap: as for `norm_linear`. Raises
+    ValueError when shapes do not fit.
+    """
+    _check_rows(x, weight, None)
+    rows, width = x.shape
+    cols = weight.shape[0]
+    head, tail, each = _tiles(width)
+    out = torch.empty((rows, cols), dtype=torch.float32, device=x.device)
+    _k.row_logits[(cdiv(cols, each),)](
+        x, weight, out, cols, x.stride(0), weight.stride(0), WIDTH=width, HEAD=head, TAIL=tail, ROWS=rows, COLS=each,
+        num_warps=_WARPS, **overlapping(x, overlap),
+    )  # fmt: skip
+    return out
+
+
+def row_logits_reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The twin of `row_logits` in plain torch."""
+    return torch.nn.functional.linear(x.float(), weight.float()).to(x.dtype).float()
 
 
 def norm_gate(
@@ -228,6 +277,13 @@ def _launch_choose_add(
         TOP_GROUPS=router.top_groups, EPS=EPS, BLOCK=0 if alignment is None else alignment.block,
         FILL=min(_FILL, next_power_of_2(cap)), num_warps=_WARPS, **overlapping(like, overlap),
     )  # fmt: skip
+
+
+def _slots(x: torch.Tensor, delta: torch.Tensor | None) -> tuple[torch.Tensor, int, int]:
+    """What a kernel takes for delta, how many slots it has, and the stride from one to the next."""
+    if delta is None:
+        return x, 0, 0
+    return (delta, delta.shape[1], delta.stride(1)) if delta.ndim == 3 else (delta, 1, 0)
 
 
 def _tiles(width: int, matrices: int = 1) -> tuple[int, int, int]:

@@ -62,7 +62,8 @@ def test_every_kernel_for_every_target(tmp_path: Path) -> None:
 OWN = {
     "align_one", "count", "place", "choose", "gated", "sum_slots", "up_gemm", "down_gemm", "group_quant", "row_quant",
     "static_quant", "fp8_gemm", "store_kv", "decode_part", "decode_sum", "add_norm",
-    "rotate", "rotate_store", "router_dot", "norm_linear", "norm_gate", "choose_add", "new_token_part", "new_token_out",
+    "rotate", "rotate_store", "router_dot", "norm_linear", "norm_rows", "row_logits", "norm_gate", "choose_add",
+    "new_token_part", "new_token_out",
 }  # fmt: skip
 
 

@@ -130,6 +130,38 @@ def norm_linear(x, delta, gain, weight, bias, total, out, eps, cols, stride_x, s
                 _put_row(total + row * WIDTH, head, tail, WIDTH, HEAD, TAIL)
 
 
+@triton.jit(do_not_specialize=["eps"])
+def norm_rows(x, delta, gain, normed, eps, stride_x, stride_d, stride_slot, WIDTH: tl.constexpr, HEAD: tl.constexpr,
+              TAIL: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """One row: normed = norm(x + sum of delta's SLOTS) * gain."""
+    launch_dependents(PDL)
+    row = tl.program_id(0)
+    g_head, g_tail = _vectors(gain, WIDTH, HEAD, TAIL)
+    wait_dependencies(PDL)
+    at_x = x + row * stride_x
+    at_d = delta + row * stride_d
+    head = _residual(at_x, at_d, stride_slot, 0, HEAD, WIDTH, SLOTS)
+    tail = head
+    if TAIL > 0:
+        tail = _residual(at_x, at_d, stride_slot, HEAD, TAIL, WIDTH, SLOTS)
+    scale = _scale(head, tail, eps, WIDTH, TAIL)
+    _put_row(normed + row * WIDTH, head * scale * g_head, tail * scale * g_tail, WIDTH, HEAD, TAIL)
+
+
+@triton.jit
+def row_logits(x, weight, out, cols, stride_x, stride_w, WIDTH: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr,
+               ROWS: tl.constexpr, COLS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """out = x @ weight.T, rounded to x's dtype and stored as out's."""
+    launch_dependents(PDL)
+    n = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    w_head, w_tail = _tiles(weight, n, cols, stride_w, WIDTH, HEAD, TAIL)
+    wait_dependencies(PDL)
+    for row in tl.static_range(ROWS):
+        head, tail = _vectors(x + row * stride_x, WIDTH, HEAD, TAIL)
+        result = narrow(_dot(head, tail, w_head, w_tail, TAIL), x.dtype.element_ty)
+        tl.store(out + row * cols + n, result.to(out.dtype.element_ty), mask=n < cols)
+
+
 @helper
 def _route(pid, x, gain, router, normed, logits, eps, stride_x, stride_r, WIDTH: tl.constexpr, HEAD: tl.constexpr,
            TAIL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, EXPERTS: tl.constexpr,

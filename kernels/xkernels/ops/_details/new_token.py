@@ -171,9 +171,11 @@ def new_token_out(part, peaks, totals, positions, weight, bias, residual, out, c
     offset = tl.zeros([COLS], tl.float32)
     if HAS_BIAS:
         offset = tl.load(bias + n, mask=n < cols, other=0.0).to(tl.float32)
+    past = tl.maximum(tl.load(positions), 0).to(tl.int32)  # which parts there are: known before they are
     wait_dependencies(PDL)
     for row in tl.static_range(ROWS):
-        past = tl.maximum(tl.load(positions + row), 0).to(tl.int32)
+        if row > 0:
+            past = tl.maximum(tl.load(positions + row), 0).to(tl.int32)
         result = tl.load(residual + row * stride_r + n, mask=n < cols, other=0.0).to(tl.float32) + offset
         for first in tl.static_range(0, HEADS, GROUP):
             x = _joined(part, peaks, totals, past, row, first, splits, HEADS, GROUP, D_BLOCK, BLOCK, MOST)

@@ -27,6 +27,10 @@ from xkernels.ops.few_rows import (
     norm_gate_reference,
     norm_linear,
     norm_linear_reference,
+    norm_rows,
+    norm_rows_reference,
+    row_logits,
+    row_logits_reference,
 )
 from xkernels.ops.fused_experts import expert_slots, expert_slots_reference, fused_experts, prepare_experts
 from xkernels.ops.new_token import HeadRules, NewTokens, new_token_attention, new_token_attention_reference
@@ -79,6 +83,23 @@ def test_norm_linear_sums_the_slots_of_a_layer_of_experts(dtype: torch.dtype) ->
     assert torch.equal(total, want_total)
     assert torch.equal(out, want)
     close(out, norm_linear_reference(x, slots, gain, EPS, weight)[1], dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("width", "cols"), [(200, 37), (64, 8), (1, 1)])
+def test_the_end_of_a_step(dtype: torch.dtype, width: int, cols: int) -> None:
+    x, gain, weight = rand(4, width, dtype=dtype), rand(width, dtype=dtype, seed=1), matrix(cols, width, dtype, 2)
+    slots = rand(4, 7, width, dtype=dtype, seed=3)[:, :6]
+    for delta in (None, slots[:, 0], slots):
+        normed = norm_rows(x, delta, gain, EPS)
+        close(normed, norm_rows_reference(x, delta, gain, EPS), dtype)
+        assert torch.equal(norm_rows(x[1:2], None if delta is None else delta[1:2], gain, EPS)[0], normed[1])
+    assert torch.equal(norm_rows(x, moe_sum_reduce(slots), gain, EPS), normed)
+    logits = row_logits(normed, weight)
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits, logits.to(dtype).float()), "rounded as a product of this dtype is"
+    close(logits.to(dtype), row_logits_reference(normed, weight).to(dtype), dtype)
+    assert torch.equal(row_logits(normed[2:3], weight)[0], logits[2]), "whatever other rows there are"
 
 
 CONFIG = {
@@ -261,6 +282,10 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: norm_linear(x, None, gain[:3], EPS, weight), "gain"),
         (lambda: norm_linear(x, None, gain, EPS, weight, gain), "bias"),
         (lambda: norm_linear(x, None, gain, EPS, rand(16, 8).t()), "contiguous"),
+        (lambda: norm_rows(rand(5, 16), None, gain, EPS), "1 to 4"),
+        (lambda: norm_rows(x, x[:1], gain, EPS), "delta"),
+        (lambda: norm_rows(x, None, gain[:3], EPS), "gain"),
+        (lambda: row_logits(x, rand(8, 15)), "weight"),
         (lambda: norm_gate(x, gain, EPS, None, None), "wanted"),
         (lambda: norm_gate(x, gain, EPS, router.double(), weight), "float32"),
         (lambda: norm_gate(x, gain, EPS, router, weight[:7]), "as many gate rows"),
