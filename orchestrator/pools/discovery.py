@@ -24,6 +24,7 @@ from orchestrator.pools.slots import HostDevice
 __all__ = ["PROBES", "cpu_sets", "devices", "machine_identity"]
 
 _DEADLINE_S = 20.0
+_CUDA_MASK = "CUDA_VISIBLE_DEVICES"
 
 
 def machine_identity() -> str:
@@ -104,7 +105,34 @@ def _cuda(slots: int) -> tuple[HostDevice, ...]:
         arch = "sm_" + capability.replace(".", "")
         size = int(memory) << 20 if memory.isdigit() else 0
         out.append(HostDevice(DeviceIdentity("cuda", name, uuid, arch, driver, size), int(index)))
-    return tuple(out)
+    return tuple(_unmasked(out))
+
+
+def _unmasked(found: list[HostDevice]) -> list[HostDevice]:
+    """Those that CUDA_VISIBLE_DEVICES of this process leaves: whoever set it may have given the others to somebody."""
+    mask = os.environ.get(_CUDA_MASK)
+    if mask is None:
+        return found
+    kept: list[HostDevice] = []
+    for word in filter(None, map(str.strip, mask.split(","))):
+        mine = [d for d in found if word == str(d.ordinal) or (len(word) > 4 and d.identity.identity.startswith(word))]
+        if len(mine) != 1:
+            raise PoolError(
+                f"{_CUDA_MASK} names {word!r:.80}, which nvidia-smi does not list (fix: unset {_CUDA_MASK})"
+            )
+        if word.isdigit() and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" and len(_kinds(found)) > 1:
+            raise PoolError(
+                f"{_CUDA_MASK}={mask:.80} counts the fastest first, nvidia-smi by address, and this host has "
+                f"{', '.join(sorted(_kinds(found)))} (fix: name UUIDs, or set CUDA_DEVICE_ORDER=PCI_BUS_ID)"
+            )
+        kept += mine
+    if not kept:
+        raise PoolError(f"no NVIDIA devices: {_CUDA_MASK} hides all of them (fix: unset {_CUDA_MASK})")
+    return [device for device in found if device in kept]
+
+
+def _kinds(found: list[HostDevice]) -> set[str]:
+    return {device.identity.name for device in found}
 
 
 def _rocm(slots: int) -> tuple[HostDevice, ...]:

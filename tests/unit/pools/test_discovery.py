@@ -51,6 +51,30 @@ def test_nvidia_devices_are_named_by_uuid(tool):
     assert found[0].identity.memory_bytes == 143771 << 20
 
 
+@pytest.mark.parametrize(
+    ("mask", "seen"), [("1", ["GPU-bb"]), ("GPU-a", ["GPU-aa"]), ("1, 0", ["GPU-aa", "GPU-bb"]), ("0,0", ["GPU-aa"])]
+)
+def test_devices_that_are_masked_from_the_orchestrator_are_not_its_own(tool, monkeypatch, mask, seen):
+    tool("nvidia-smi", "print('0, GPU-aa, NVIDIA H200, 580.1, 9.0, 1\\n1, GPU-bb, NVIDIA H200, 580.1, 9.0, 1')")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+    assert [device.identity.identity for device in discovery.devices("cuda", 1)] == seen
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [("", "hides all of them"), ("2", "names '2', which nvidia-smi does not list"), ("-1", "names '-1'"),
+     ("GPU-", "names 'GPU-'"), ("0", "counts the fastest first, nvidia-smi by address, and this host has A, B")],
+)  # fmt: skip
+def test_a_mask_that_cannot_be_honoured_is_said(tool, monkeypatch, mask, said):
+    tool("nvidia-smi", "print('0, GPU-aa, A, 580.1, 9.0, 1\\n1, GPU-bb, B, 580.1, 9.0, 1')")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+    with pytest.raises(PoolError, match=said):
+        discovery.devices("cuda", 1)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert len(discovery.devices("cuda", 1)) == 1
+
+
 def test_a_tool_that_fails_hangs_or_is_missing_is_said(tool, monkeypatch):
     tool("nvidia-smi", "import sys; sys.exit('Failed to initialize NVML: Unknown Error')")
     with pytest.raises(PoolError, match="Failed to initialize NVML"):
