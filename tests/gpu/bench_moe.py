@@ -54,7 +54,7 @@ CANDIDATES: dict[str, dict[int, list[tuple[int, ...]]]] = {
     "fp8": {
         1: [(16, 64, 128, 4, 4), (16, 128, 128, 4, 5), (16, 64, 128, 4, 6), (16, 128, 128, 4, 3), (16, 64, 128, 4, 5)],
         128: [(16, 128, 128, 4, 3), (16, 64, 128, 4, 4), (16, 64, 128, 4, 3), (16, 256, 128, 8, 3),
-              (16, 128, 128, 4, 4)],
+              (16, 128, 128, 4, 4), (16, 128, 128, 4, 2)],
         4096: [(64, 128, 128, 4, 4), (64, 128, 128, 4, 3), (64, 64, 128, 4, 4), (128, 256, 128, 8, 4)],
     },
 }  # fmt: skip
@@ -84,7 +84,6 @@ def few(config: dict[str, Any]) -> bool:
 # The other choice of a rule of our launcher, and the candidates that are tried with it too: config, tokens, FP8, down.
 OTHERS: tuple[tuple[dict[str, Any], Callable[[dict[str, Any], int, bool, bool], bool]], ...] = (
     ({"INLINE": False}, lambda c, m, fp8, down: fp8 and few(c) and down),
-    ({"LINES": 2}, lambda c, m, fp8, down: fp8 and few(c) and not down and m == 1),
     ({"QUANT_OUT": True}, lambda c, m, fp8, down: fp8 and few(c) and not down and m > 1),
     ({"PROGRAMS": 3}, lambda c, m, fp8, down: fp8 and few(c) and down and m > 1 and c["BLOCK_SIZE_N"] == 128),
     ({"PROGRAMS": 0}, lambda c, m, fp8, down: not few(c) and (down or not fp8) and not for_many(c)),

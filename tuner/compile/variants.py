@@ -206,6 +206,7 @@ VARIANTS: tuple[Variant, ...] = (
     Variant("silu_and_mul", _plain(silu_and_mul, partial(meta, _TOKENS, 512)), basic=True),
     Variant("moe_sum_reduce", _plain(moe_sum_reduce, partial(meta, _TOKENS, 6, 512)), basic=True),
     Variant("group quant", _quant, basic=True),
+    Variant("group quant many rows", partial(_quant, k=8192)),
     Variant("group quant packed", partial(_quant, column_major=True, tma_aligned=True, ue8m0=True)),
     Variant("group quant powers of two", partial(_quant, ue8m0=True)),
     Variant("token quant", partial(_quant, k=2048, group=2048), basic=True),

@@ -9,6 +9,7 @@ from xkernels.ops._details.common import cdiv, next_power_of_2, overlapping
 
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 EPS = 1e-10
+_FEW_GROUPS = 2048  # up to as many, a program takes 512 values and not 4096: there are multiprocessors for all of them
 # Largest value used: e4m3fn's own 448; fnuz keeps to 224, half of it, so that one scale serves both formats' consumers.
 FP8_MAX = {torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 224.0}
 
@@ -55,12 +56,13 @@ def per_token_group_quant_fp8(
         )
         return q, s
     width = next_power_of_2(group)
-    block = max(1, 4096 // width)
+    few = rows * groups <= _FEW_GROUPS
+    block = max(1, (512 if few else 4096) // width)
     s2 = s if s.ndim == 2 else s.view(rows, groups)
     _k.group_quant[(cdiv(rows * groups, block),)](
         x2, q, s2.t().view(torch.uint8) if packed else s2, limit, rows, groups, eps, x2.stride(0), k, s2.stride(0),
         s2.stride(1), GROUP=group, WIDTH=width, ROWS=block, MODE=mode, HAS_LIMIT=limit is not None,
-        num_warps=4, **overlapping(x, overlap),
+        num_warps=1 if few else 4, **overlapping(x, overlap),
     )  # fmt: skip
     return q, s
 

@@ -114,13 +114,14 @@ def up_projection(
     topk = weights.shape[1]
     slots = x.shape[0] * topk
     rows = used_blocks(alignment, slots) * block_m
-    n2, k = e.w1.shape[1], e.hidden
+    n2, k, entries = e.w1.shape[1], e.hidden, alignment.sorted_ids.numel()
     block = e.scheme.kind == "fp8_block"
     inline = block and _inline_up(config, block_k, x)
     tiles = _quant_tiles(e, config, down or config)
-    xq, xs, xs_m = _quantize_input(x, e, inline, overlaps(config, x))
+    overlap = overlaps(config, x)
+    xq, xs, xs_m = _quantize_input(x, e, inline, overlap)
     if _large.fits(e, config, x.dtype, x) and not weight_on_input:
-        values, scales = _large.up(xq, xs, e, topk, alignment, rows, config, overlaps(config, x))
+        values, scales = _large.up(xq, xs, e, topk, alignment, rows, config, overlap)
         return Rows(values, scales)
     out = torch.empty(rows, n2 // 2, dtype=e.w1.dtype if tiles else x.dtype, device=x.device)
     scale = torch.empty(rows, e.padded // BLOCK_K, dtype=torch.float32, device=x.device) if tiles else None
@@ -130,15 +131,17 @@ def up_projection(
     paired = paired and e.intermediate % BLOCK_K == 0
     per_unit = 0 if block else _programs(config, _SCHEMES[e.scheme.kind], e.w1.element_size(), x)
     per_unit = 0 if tiles == 2 else int(config.get("PROGRAMS", per_unit))
+    # A pass over the input has waited for the alignment, which nothing else here has.
+    ready = overlap and per_unit == 0 and xs is not None
     _k.up_gemm[_grid(per_unit, cdiv(rows, block_m) * cdiv(n2, block_n * max(1, tiles)), x)](
         xq, xs, w1, e.w1_scale, e.b1, out, scale, weights, alignment.sorted_ids, alignment.expert_ids,
-        alignment.num_post_padded, e.w1, slots, n2, k, xq.stride(0), xq.stride(1), xs_m, e.w1.stride(0), e.w1.stride(1),
-        *_scale_strides(e.w1_scale), out.stride(0), e.padded // BLOCK_K, TOPK=topk, BLOCK_M=block_m, BLOCK_N=block_n,
-        BLOCK_K=block_k, GROUP=int(config.get("GROUP_SIZE_M", 1)), GROUP_N=GROUP, GROUP_K=BLOCK_K, W_TMA=tma,
-        EVEN_N=n2 % block_n == 0, EVEN_K=k % block_k == 0, SCHEME=_SCHEMES[e.scheme.kind],
+        alignment.num_post_padded, slots, entries, n2, k, xq.stride(0), xq.stride(1), xs_m, e.w1.stride(0),
+        e.w1.stride(1), *_scale_strides(e.w1_scale), out.stride(0), e.padded // BLOCK_K, TOPK=topk, BLOCK_M=block_m,
+        BLOCK_N=block_n, BLOCK_K=block_k, GROUP=int(config.get("GROUP_SIZE_M", 1)), GROUP_N=GROUP, GROUP_K=BLOCK_K,
+        W_TMA=tma, EVEN_N=n2 % block_n == 0, EVEN_K=k % block_k == 0, SCHEME=_SCHEMES[e.scheme.kind],
         SCALES="two" if paired else "each", INLINE=inline, QUANT_OUT=tiles, SWAP=_swap(config),
-        HAS_BIAS=e.b1 is not None, MUL_WEIGHT=weight_on_input, PDL=overlaps(config, x),
-        LINES=_lines(config) if block and not inline else 0, FLATTEN=per_unit > 0,
+        HAS_BIAS=e.b1 is not None, MUL_WEIGHT=weight_on_input, PDL=overlap, READY=ready,
+        FLATTEN=per_unit > 0,
         **e.activation.constexprs(), **options(config, x),
     )  # fmt: skip
     return Rows(out, scale)
@@ -157,13 +160,14 @@ def down_projection(
     block_m, block_n, block_k = blocks_of(config)
     _check_tile(e, block_n, block_k)
     tokens, topk = weights.shape
-    n, k = e.w2.shape[1], e.down_k
+    n, k, entries = e.w2.shape[1], e.down_k, alignment.sorted_ids.numel()
     block = e.scheme.kind == "fp8_block"
     inline = block and hidden.scale is None and _inline(config, block_k)
-    hidden = _quantize_rows(hidden, e, alignment, inline, overlaps(config, weights))
+    overlap = overlaps(config, weights)
+    hidden = _quantize_rows(hidden, e, alignment, inline, overlap)
     if _large.fits(e, config, dtype, weights):
         return _large.down(hidden.values, hidden.scale, hidden.scale_strides, e, weights, alignment, config,
-                           not weight_on_input, dtype, overlaps(config, weights))  # fmt: skip
+                           not weight_on_input, dtype, overlap)  # fmt: skip
     out = torch.empty(tokens, topk, n, dtype=dtype, device=weights.device)
     rows = hidden.values.shape[0]
     tma = _tma(config, e.w2)
@@ -174,13 +178,13 @@ def down_projection(
     per_unit = _programs(config, _SCHEMES[e.scheme.kind], e.w2.element_size(), weights)
     _k.down_gemm[_grid(per_unit, cdiv(rows, block_m) * cdiv(n, block_n), weights)](
         h, hidden.scale, w2, e.w2_scale, e.b2, out, weights, alignment.sorted_ids, alignment.expert_ids,
-        alignment.num_post_padded, tokens * topk, n, k, hidden.values.stride(0),
+        alignment.num_post_padded, tokens * topk, entries, n, k, hidden.values.stride(0),
         *hidden.scale_strides, e.w2.stride(0), e.w2.stride(1), *_scale_strides(e.w2_scale), out.stride(1),
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=int(config.get("GROUP_SIZE_M", 1)),
         GROUP_N=BLOCK_K, GROUP_K=BLOCK_K, A_TMA=a_tma, W_TMA=tma, EVEN_N=n % block_n == 0,
         EVEN_K=k % block_k == 0, SCHEME=_SCHEMES[e.scheme.kind], SCALES="one" if one else "each", INLINE=inline,
         SWAP=_swap(config), HAS_BIAS=e.b2 is not None, MUL_WEIGHT=not weight_on_input,
-        PDL=overlaps(config, weights), FLATTEN=per_unit > 0,
+        PDL=overlap, FLATTEN=per_unit > 0,
         **options(config, weights),
     )  # fmt: skip
     return out
@@ -225,11 +229,6 @@ def _quant_tiles(e: PreparedExperts, up: Mapping[str, Any], down: Mapping[str, A
         return 0
     tiles = {2 * BLOCK_K: 1, BLOCK_K: 2}.get(int(up["BLOCK_SIZE_N"]), 0)
     return tiles if bool(up.get("QUANT_OUT", tiles == 1 or int(up["BLOCK_SIZE_M"]) > _INLINE_ROWS)) else 0
-
-
-def _lines(config: Mapping[str, Any]) -> int:
-    """Lines of 128 bytes of each weight row that the up projection asks for while its activations are quantised."""
-    return int(config.get("LINES", 0))
 
 
 def _pack(e: PreparedExperts) -> int:

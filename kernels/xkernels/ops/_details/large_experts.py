@@ -22,7 +22,7 @@ MOST_STAGES = 4
 # By scheme: columns of a k-step, one line of 128 bytes; k-steps that the second warp group starts later, as measured.
 _STEPS = {"none": 64, "fp8_block": 128}
 _LEAD = {"none": 1, "fp8_block": 2}
-_RULES = ("INLINE", "LINES", "PROGRAMS", "QUANT_OUT", "SWAP_AB")  # of the Triton kernels' launcher
+_RULES = ("INLINE", "PROGRAMS", "QUANT_OUT", "SWAP_AB")  # of the Triton kernels' launcher
 
 
 def fits(e: PreparedExperts, config: Mapping[str, Any], dtype: torch.dtype, at: torch.Tensor) -> bool:

@@ -10,10 +10,9 @@ The number of tokens enters as run-time integers that are not specialised: one c
 SCHEME says how weights are quantised: `none`; `row` (FP8, one scale per weight row, one per activation row);
 `block` (FP8, scales per GROUP_K columns); `mxfp4` (4-bit pairs with a scale per 32 columns). INLINE quantises the
 activation tile inside the loop. SWAP makes the weights the left operand, so that the matrix unit's long side is not
-wasted on a handful of tokens. PDL lets a kernel start while its predecessor drains; LINES of 128 bytes of each of the
-up projection's weight rows are asked for before it waits for the quantised activations. With FLATTEN a program walks
-the tiles that its number and the grid's size give it, and the two loops become one, so that a tile's first loads are
-under way while the tile before it finishes.
+wasted on a handful of tokens. PDL lets a kernel start while its predecessor drains. With FLATTEN a program walks the
+tiles that its number and the grid's size give it, and the two loops become one, so that a tile's first loads are under
+way while the tile before it finishes.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import triton.language as tl
 from xkernels.ops._details.activation import combine_gate
 from xkernels.ops._details.common import helper, matmul_add, narrow, swizzle
 from xkernels.ops._details.mxfp4 import unpack
-from xkernels.ops._details.pdl import launch_dependents, prefetch, wait_dependencies
+from xkernels.ops._details.pdl import launch_dependents, wait_dependencies
 from xkernels.ops._details.quant import quant_pair, quant_rows
 
 
@@ -37,22 +36,12 @@ def _pair(acc, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 
 @helper
-def _ahead(w, expert, n0, N, K, stride_we, stride_wn, BLOCK_N: tl.constexpr, LINES: tl.constexpr,
-           SCHEME: tl.constexpr):  # fmt: skip
-    """Ask for the first LINES lines of a tile's weight rows."""
-    PACK: tl.constexpr = 2 if SCHEME == "mxfp4" else 1
-    STEP: tl.constexpr = 1024 // w.dtype.element_ty.primitive_bitwidth
-    rows = n0 + tl.arange(0, BLOCK_N)
-    cols = tl.arange(0, LINES) * STEP
-    at = w + expert.to(tl.int64) * stride_we + rows.to(tl.int64)[:, None] * stride_wn + cols[None, :]
-    prefetch(at, (rows < N)[:, None] & (cols < K // PACK)[None, :])
+def _own_tile(tile, post, experts, sorted_ids, num_n, num_valid, entries,
+              BLOCK_M: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+    """Block of rows, block of columns, expert and flat indices of a program with one tile; expert -2: nothing to do.
 
-
-@helper
-def _own_tile(tile, post, experts, sorted_ids, num_n, num_valid, BLOCK_M: tl.constexpr, GROUP: tl.constexpr):
-    """Block of rows, block of columns and expert of a program with one tile; expert -2: there is nothing to do.
-
-    Without grouping the three look-ups do not wait for each other. The grid has no more blocks than `experts`.
+    Without grouping the look-ups do not wait for each other. The grid has no more blocks than `experts`; the last of
+    them may reach beyond the `entries` of `sorted_ids`.
     """
     num_m = tl.load(post) // BLOCK_M
     if GROUP == 1:
@@ -62,8 +51,10 @@ def _own_tile(tile, post, experts, sorted_ids, num_n, num_valid, BLOCK_M: tl.con
         pid_m, pid_n = swizzle(tl.minimum(tile, tl.maximum(num_m * num_n - 1, 0)), tl.maximum(num_m, 1), num_n, GROUP)
     expert = tl.load(experts + pid_m)
     first = tl.load(sorted_ids + pid_m * BLOCK_M)
+    places = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    slot = tl.load(sorted_ids + places, mask=places < entries, other=num_valid)
     used = (tile < num_m * num_n) & (first < num_valid)
-    return pid_m, pid_n, tl.where(used, expert, -2)
+    return pid_m, pid_n, tl.where(used, expert, -2), slot
 
 
 @helper
@@ -129,8 +120,8 @@ def _step(acc, x, y, s, ws, SCHEME: tl.constexpr, INLINE: tl.constexpr, SWAP: tl
 
 
 @helper
-def _up_result(pid_m, n0, expert, x, x_scale, w, w_scale, bias, weight, sorted_ids, num_valid, N2, K, stride_xm,
-               stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, TOPK: tl.constexpr,
+def _up_result(n0, expert, x, x_scale, w, w_scale, bias, weight, slot, num_valid, N2, K, stride_xm, stride_xk,
+               stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, TOPK: tl.constexpr,
                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_N: tl.constexpr,
                GROUP_K: tl.constexpr, W_TMA: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
                SCHEME: tl.constexpr, SCALES: tl.constexpr, INLINE: tl.constexpr, SWAP: tl.constexpr,
@@ -140,8 +131,6 @@ def _up_result(pid_m, n0, expert, x, x_scale, w, w_scale, bias, weight, sorted_i
     ks = tl.arange(0, BLOCK_K)
     steps = (K + BLOCK_K - 1) // BLOCK_K
     dtype: tl.constexpr = x.dtype.element_ty
-    rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    slot = tl.load(sorted_ids + rows)
     valid = slot < num_valid
     token = (slot // TOPK).to(tl.int64)
     acc = tl.full((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), 0.0, tl.float32)
@@ -182,7 +171,7 @@ def _up_result(pid_m, n0, expert, x, x_scale, w, w_scale, bias, weight, sorted_i
 
 
 @helper
-def _up_tile(pid_m, pid_n, expert, x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, num_valid, N2, K,
+def _up_tile(pid_m, pid_n, expert, x, x_scale, w, w_scale, bias, out, out_scale, weight, slot, num_valid, N2, K,
              stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, stride_out,
              stride_os, TOPK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
              GROUP_N: tl.constexpr, GROUP_K: tl.constexpr, W_TMA: tl.constexpr, EVEN_N: tl.constexpr,
@@ -195,14 +184,14 @@ def _up_tile(pid_m, pid_n, expert, x, x_scale, w, w_scale, bias, out, out_scale,
     rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tl.arange(0, HALF)
     n0 = pid_n * (2 * BLOCK_N if QUANT_OUT == 2 else BLOCK_N)
-    result = _up_result(pid_m, n0, expert, x, x_scale, w, w_scale, bias, weight, sorted_ids, num_valid, N2, K,
+    result = _up_result(n0, expert, x, x_scale, w, w_scale, bias, weight, slot, num_valid, N2, K,
                         stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk,
                         TOPK, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA, EVEN_N, EVEN_K, SCHEME, SCALES,
                         INLINE, SWAP, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA, LIMIT)  # fmt: skip
     at = out + rows.to(tl.int64)[:, None] * stride_out + (n0 // 2 + cols)[None, :]
     mask = (n0 // 2 + cols < N2 // 2)[None, :]
     if QUANT_OUT == 2:
-        second = _up_result(pid_m, n0 + BLOCK_N, expert, x, x_scale, w, w_scale, bias, weight, sorted_ids, num_valid,
+        second = _up_result(n0 + BLOCK_N, expert, x, x_scale, w, w_scale, bias, weight, slot, num_valid,
                             N2, K, stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn,
                             stride_wsk, TOPK, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA, EVEN_N, EVEN_K,
                             SCHEME, SCALES, INLINE, SWAP, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA, LIMIT)  # fmt: skip
@@ -218,26 +207,24 @@ def _up_tile(pid_m, pid_n, expert, x, x_scale, w, w_scale, bias, out, out_scale,
         tl.store(at, narrow(result, out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_valid"])
-def up_gemm(x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, experts, post, weights, num_valid, N2, K,
+@triton.jit(do_not_specialize=["num_valid", "entries"])
+def up_gemm(x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, experts, post, num_valid, entries, N2, K,
             stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, stride_out,
             stride_os, TOPK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
             GROUP: tl.constexpr, GROUP_N: tl.constexpr, GROUP_K: tl.constexpr, W_TMA: tl.constexpr,
             EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SCHEME: tl.constexpr, SCALES: tl.constexpr,
             INLINE: tl.constexpr, QUANT_OUT: tl.constexpr, SWAP: tl.constexpr, HAS_BIAS: tl.constexpr,
-            MUL_WEIGHT: tl.constexpr, PDL: tl.constexpr, LINES: tl.constexpr, FLATTEN: tl.constexpr, ACT: tl.constexpr,
+            MUL_WEIGHT: tl.constexpr, PDL: tl.constexpr, READY: tl.constexpr, FLATTEN: tl.constexpr, ACT: tl.constexpr,
             ALPHA: tl.constexpr, LIMIT: tl.constexpr):  # fmt: skip
     """out[row] = activation(x[token of row] @ w[expert].T + bias[expert]); N2 counts interleaved weight rows.
 
-    `weights` is the tensor that `w` may be a descriptor of. LINES > 0 only where the predecessor is this layer's own:
-    it has waited, so the alignment is there.
+    READY: the alignment is complete before this kernel starts.
     """
     WIDE: tl.constexpr = 2 * BLOCK_N if QUANT_OUT == 2 else BLOCK_N
     num_n = (N2 + WIDE - 1) // WIDE
-    if PDL and LINES > 0:
-        pid_m, pid_n, expert = _own_tile(tl.program_id(0), post, experts, sorted_ids, num_n, num_valid, BLOCK_M, GROUP)
-        if expert >= 0:
-            _ahead(weights, expert, pid_n * WIDE, N2, K, stride_we, stride_wn, BLOCK_N, LINES, SCHEME)
+    if READY:
+        pid_m, pid_n, expert, slot = _own_tile(tl.program_id(0), post, experts, sorted_ids, num_n, num_valid, entries,
+                                               BLOCK_M, GROUP)  # fmt: skip
     wait_dependencies(PDL)
     launch_dependents(PDL)
     if FLATTEN:
@@ -246,16 +233,19 @@ def up_gemm(x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, ex
         for tile in tl.range(tl.program_id(0), num_m * num_n, tl.num_programs(0), flatten=True):
             pid_m, pid_n = swizzle(tile, num_m, num_n, GROUP)
             expert = tl.load(experts + first_m + pid_m)
-            _up_tile(first_m + pid_m, pid_n, expert, x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids,
+            slot = tl.load(sorted_ids + (first_m + pid_m) * BLOCK_M + tl.arange(0, BLOCK_M))
+            _up_tile(first_m + pid_m, pid_n, expert, x, x_scale, w, w_scale, bias, out, out_scale, weight, slot,
                      num_valid, N2, K, stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn,
                      stride_wsk, stride_out, stride_os, TOPK, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA,
                      EVEN_N, EVEN_K, SCHEME, SCALES, INLINE, QUANT_OUT, SWAP, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA,
                      LIMIT)  # fmt: skip
     else:
-        pid_m, pid_n, expert = _own_tile(tl.program_id(0), post, experts, sorted_ids, num_n, num_valid, BLOCK_M, GROUP)
+        if not READY:
+            pid_m, pid_n, expert, slot = _own_tile(tl.program_id(0), post, experts, sorted_ids, num_n, num_valid,
+                                                   entries, BLOCK_M, GROUP)  # fmt: skip
         if expert < 0:
             return
-        _up_tile(pid_m, pid_n, expert, x, x_scale, w, w_scale, bias, out, out_scale, weight, sorted_ids, num_valid, N2,
+        _up_tile(pid_m, pid_n, expert, x, x_scale, w, w_scale, bias, out, out_scale, weight, slot, num_valid, N2,
                  K, stride_xm, stride_xk, stride_xsm, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk,
                  stride_out, stride_os, TOPK, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, W_TMA, EVEN_N, EVEN_K,
                  SCHEME, SCALES, INLINE, QUANT_OUT, SWAP, HAS_BIAS, MUL_WEIGHT, ACT, ALPHA, LIMIT)  # fmt: skip
@@ -272,13 +262,16 @@ def _zero_tile(out, sorted_ids, pid_m, pid_n, N, num_valid, stride_out, BLOCK_M:
 
 
 @helper
-def _down_tile(pid_m, pid_n, expert, h, h_scale, w, w_scale, bias, out, weight, sorted_ids, num_valid, N, K, stride_h,
-               stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, stride_out,
+def _down_tile(pid_m, pid_n, expert, slot, h, h_scale, w, w_scale, bias, out, weight, sorted_ids, num_valid, N, K,
+               stride_h, stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, stride_out,
                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_N: tl.constexpr,
                GROUP_K: tl.constexpr, A_TMA: tl.constexpr, W_TMA: tl.constexpr, EVEN_N: tl.constexpr,
                EVEN_K: tl.constexpr, SCHEME: tl.constexpr, SCALES: tl.constexpr, INLINE: tl.constexpr,
                SWAP: tl.constexpr, HAS_BIAS: tl.constexpr, MUL_WEIGHT: tl.constexpr):  # fmt: skip
-    """One tile of the down projection: accumulate, then finish."""
+    """One tile of the down projection: accumulate, then finish.
+
+    slot: the rows' flat indices; None, where tiles follow each other in one loop: they are read at the end then.
+    """
     ks = tl.arange(0, BLOCK_K)
     steps = (K + BLOCK_K - 1) // BLOCK_K
     dtype: tl.constexpr = out.dtype.element_ty
@@ -286,6 +279,9 @@ def _down_tile(pid_m, pid_n, expert, h, h_scale, w, w_scale, bias, out, weight, 
     rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     row = rows.to(tl.int64)
     n0 = pid_n * BLOCK_N
+    factor = row
+    if slot is not None and MUL_WEIGHT:
+        factor = tl.load(weight + slot, mask=slot < num_valid, other=0.0)
     acc = tl.full((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), 0.0, tl.float32)
     s = row
     ws = row
@@ -312,13 +308,17 @@ def _down_tile(pid_m, pid_n, expert, h, h_scale, w, w_scale, bias, out, weight, 
             if not INLINE:
                 s = tl.load(h_scale + row * stride_hsm + (k // GROUP_K) * stride_hsk, mask=(row >= 0) & (k < K),
                             other=0.0)  # fmt: skip
-    _finish_down(tl.trans(acc) if SWAP else acc, h_scale, w_scale, bias, out, weight, sorted_ids, expert, pid_m,
-                 pid_n, num_valid, N, stride_hsm, stride_wse, stride_out, BLOCK_M, BLOCK_N, SCHEME, HAS_BIAS,
+    if slot is None:
+        slot = tl.load(sorted_ids + rows)
+        if MUL_WEIGHT:
+            factor = tl.load(weight + slot, mask=slot < num_valid, other=0.0)
+    _finish_down(tl.trans(acc) if SWAP else acc, h_scale, w_scale, bias, out, factor, slot, expert, pid_m, pid_n,
+                 num_valid, N, stride_hsm, stride_wse, stride_out, BLOCK_M, BLOCK_N, SCHEME, HAS_BIAS,
                  MUL_WEIGHT)  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_valid"])
-def down_gemm(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, post, num_valid, N, K, stride_h,
+@triton.jit(do_not_specialize=["num_valid", "entries"])
+def down_gemm(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, post, num_valid, entries, N, K, stride_h,
               stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk, stride_out,
               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
               GROUP_N: tl.constexpr, GROUP_K: tl.constexpr, A_TMA: tl.constexpr, W_TMA: tl.constexpr,
@@ -340,32 +340,32 @@ def down_gemm(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, po
         for tile in tl.range(tl.program_id(0), num_m * num_n, tl.num_programs(0), flatten=True):
             pid_m, pid_n = swizzle(tile, num_m, num_n, GROUP)
             expert = tl.load(experts + first_m + pid_m)
-            _down_tile(first_m + pid_m, pid_n, expert, h, h_scale, w, w_scale, bias, out, weight, sorted_ids,
+            _down_tile(first_m + pid_m, pid_n, expert, None, h, h_scale, w, w_scale, bias, out, weight, sorted_ids,
                        num_valid, N, K, stride_h, stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse,
                        stride_wsn, stride_wsk, stride_out, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, A_TMA, W_TMA,
                        EVEN_N, EVEN_K, SCHEME, SCALES, INLINE, SWAP, HAS_BIAS, MUL_WEIGHT)  # fmt: skip
     else:
-        pid_m, pid_n, expert = _own_tile(tl.program_id(0), post, experts, sorted_ids, num_n, num_valid, BLOCK_M, GROUP)
+        pid_m, pid_n, expert, slot = _own_tile(tl.program_id(0), post, experts, sorted_ids, num_n, num_valid, entries,
+                                               BLOCK_M, GROUP)  # fmt: skip
         wait_dependencies(PDL)
         launch_dependents(PDL)
         if expert == -1:
             _zero_tile(out, sorted_ids, pid_m, pid_n, N, num_valid, stride_out, BLOCK_M, BLOCK_N)
         if expert < 0:
             return
-        _down_tile(pid_m, pid_n, expert, h, h_scale, w, w_scale, bias, out, weight, sorted_ids, num_valid, N, K,
+        _down_tile(pid_m, pid_n, expert, slot, h, h_scale, w, w_scale, bias, out, weight, sorted_ids, num_valid, N, K,
                    stride_h, stride_hsm, stride_hsk, stride_we, stride_wn, stride_wse, stride_wsn, stride_wsk,
                    stride_out, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_N, GROUP_K, A_TMA, W_TMA, EVEN_N, EVEN_K, SCHEME,
                    SCALES, INLINE, SWAP, HAS_BIAS, MUL_WEIGHT)  # fmt: skip
 
 
 @helper
-def _finish_down(acc, h_scale, w_scale, bias, out, weight, sorted_ids, expert, pid_m, pid_n, num_valid, N, stride_hsm,
+def _finish_down(acc, h_scale, w_scale, bias, out, factor, slot, expert, pid_m, pid_n, num_valid, N, stride_hsm,
                  stride_wse, stride_out, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCHEME: tl.constexpr,
                  HAS_BIAS: tl.constexpr, MUL_WEIGHT: tl.constexpr):  # fmt: skip
     """Scales, bias, router weight and scattered store of one tile of the down projection."""
     rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    slot = tl.load(sorted_ids + rows)
     valid = slot < num_valid
     if SCHEME == "row":
         acc *= tl.load(h_scale + rows * stride_hsm)[:, None]
@@ -373,6 +373,6 @@ def _finish_down(acc, h_scale, w_scale, bias, out, weight, sorted_ids, expert, p
     if HAS_BIAS:
         acc += tl.load(bias + expert * N + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
     if MUL_WEIGHT:
-        acc *= tl.load(weight + slot, mask=valid, other=0.0)[:, None]
+        acc *= factor[:, None]
     at = out + slot.to(tl.int64)[:, None] * stride_out + cols[None, :]
     tl.store(at, narrow(acc, out.dtype.element_ty), mask=valid[:, None] & (cols < N)[None, :])

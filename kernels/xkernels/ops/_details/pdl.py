@@ -31,12 +31,3 @@ def launch_dependents(PDL: tl.constexpr):
     """Let the successor start once every program of this grid got here."""
     if PDL:
         _gdc_launch_dependents()
-
-
-@helper
-def prefetch(at, mask):
-    """Ask the last-level cache for the lines at the pointers `at`; of memory that no unfinished kernel writes."""
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l,r",
-        [at.to(tl.int64), mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip

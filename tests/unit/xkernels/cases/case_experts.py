@@ -133,7 +133,7 @@ def quantised(kind: str, e: int, h: int, n: int, activation: Activation = SILU) 
 
 TILES = [
     config(16, 64, 128), config(64, 256, 128), config(16, 64, 64, USE_TMA=True), config(32, 64, 128, SWAP_AB=True),
-    config(64, 64, 128, PROGRAMS=1), config(16, 64, 128, INLINE=False, LINES=2), config(64, 128, 128),
+    config(64, 64, 128, PROGRAMS=1), config(16, 64, 128, INLINE=False), config(64, 128, 128),
     config(64, 128, 128, QUANT_OUT=False, GROUP_SIZE_M=1),
 ]  # fmt: skip
 

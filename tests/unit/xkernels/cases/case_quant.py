@@ -47,7 +47,7 @@ def same_values(got: torch.Tensor, want: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("kw", LAYOUTS, ids=lambda kw: "-".join(kw) or "row-major")
-@pytest.mark.parametrize("shape", [(1, 128, 128), (7, 384, 128), (5, 96, 32), (0, 128, 128)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 128, 128), (7, 384, 128), (5, 96, 32), (0, 128, 128), (131, 2048, 128)], ids=str)
 @pytest.mark.parametrize("dtype", [FN, FNUZ] if ON_CPU else [FN], ids=str)
 def test_group_quant(kw: dict[str, Any], shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     rows, k, group = shape
