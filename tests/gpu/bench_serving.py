@@ -49,7 +49,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     add("--model", default="examples/models/deepseek-ocr-2")
     add("--tuned", required=True, help="folder of tuned configs")
     add("--kernel", nargs="*", default=[], help="ARM=FILE: results of `tuner bench`, for the prediction")
-    add("--decode", nargs="*", default=[], help="ARM=FILE: results of `serving.server.steptime`, for another")
+    add("--decode", type=Path, help="results of `bench_decode_arms.py`, for another")
     add("--backends", default="auto,triton")
     add("--graph", default="full")
     add("--concurrency", default="16,1,96", help="loads, in this order")
@@ -186,15 +186,13 @@ def kernel_times(words: list[str]) -> dict[int, tuple[float, float]]:
     return {m: (statistics.median(found["untuned"][m]), statistics.median(found["tuned"][m])) for m in sorted(sizes)}
 
 
-def decode_times(words: list[str]) -> dict[int, tuple[float, float]]:
-    """Batch size -> (untuned, tuned) microseconds of a whole decode, timed by itself; medians over an arm's files."""
-    found: dict[str, dict[int, list[float]]] = {arm: {} for arm in ARMS}
-    for word in words:
-        arm, _, file = word.partition("=")
-        for batch in json.loads(Path(file).read_text())["batches"]:
-            found[arm].setdefault(batch["batch"], []).append(batch["decode_ms"] * 1e3)
-    sizes = found["untuned"].keys() & found["tuned"].keys()
-    return {m: (statistics.median(found["untuned"][m]), statistics.median(found["tuned"][m])) for m in sorted(sizes)}
+def decode_times(file: Path | None) -> dict[int, tuple[float, float]]:
+    """Batch size -> (untuned, tuned) microseconds of a whole decode, timed in turn by `bench_decode_arms.py`."""
+    if file is None:
+        return {}
+    found = json.loads(file.read_text())["sequences"]
+    untuned, tuned = ({m: statistics.median(both[arm]["back to back"]) for m, both in found.items()} for arm in ARMS)
+    return {int(m): (untuned[m], tuned[m]) for m in found}
 
 
 def cell(
