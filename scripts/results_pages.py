@@ -19,6 +19,7 @@ def kernels() -> str:
     """The page of the kernels."""
     parts = [f"# Kernels, measured\n\n{GENERATED}\n"]
     parts += [_moe(read(f"h200_moe_{mode}.json")) for mode in ("bf16", "fp8")]
+    parts.append(_few(read("h200_few_rows.json")))
     parts.append(_many(read("h200_large_rows.json")))
     parts.append(_ops(read("h200_ops.json")))
     parts.append(_expert_parallel(read("h200_expert_parallel.json")))
@@ -235,6 +236,38 @@ def _moe(d: dict[str, Any]) -> str:
     )
     lines.append(f"\nWorst relative error against the float32 twin ({errors}).\n")
     return "\n".join(lines)
+
+
+def _few(d: dict[str, Any]) -> str:
+    """Where the time of few rows goes, what was won of it, and what won nothing."""
+    e, topk, h, n = d["shape"]
+    lines = [f"## Fused experts, few rows\n\n{where(d)}\n", *(f"- {note}" for note in d["notes"])]
+    lines += [f"\nE={e} topk {topk} H={h} N={n}:\n"]
+    lines += ["| mode | M | chain us: SGLang, before, kept | up us: before, kept | down us: before, kept |"]
+    lines += ["|" + "---|" * 5]
+    for row in d["chains"]:
+        chain = ", ".join(f"{row[who]:.1f}" for who in ("sglang", "before", "kept"))
+        up, down = (", ".join(f"{us:.1f}" for us in row[part]) for part in ("up_us", "down_us"))
+        lines.append(f"| {row['mode']} | {row['m']} | {chain} | {up} | {down} |")
+    lines += [
+        "\n| mode | M | kernel | programs | first starts | first has waited | first ends | last starts | last ends |"
+    ]
+    lines += ["|" + "---|" * 9]
+    stages = ("first_start", "first_waited", "first_end", "last_start", "last_end")
+    for row in d["stamps"]:
+        for k in row["kernels"]:
+            times = " | ".join(f"{k[stage]:.1f}" for stage in stages)
+            lines.append(f"| {row['mode']} | {row['m']} | {k['kernel']} | {k['programs']} | {times} |")
+    lines += ["\n| mode | M | up projection us | TB/s in each eighth of them |", "|---|---|---|---|"]
+    for row in d["rates"]:
+        rates = ", ".join(f"{rate:.1f}" for rate in row["tb_per_s"])
+        lines.append(f"| {row['mode']} | {row['m']} | {row['us']} | {rates} |")
+    lines += ["\n| tried | bf16 | fp8 |", "|---|---|---|"]
+    for t in d["tried"]:
+        lines.append(
+            f"| {t['variant']} | " + " | ".join(f"{t[m]:.3f}" if t[m] else "-" for m in ("bf16", "fp8")) + " |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def _many(d: dict[str, Any]) -> str:
