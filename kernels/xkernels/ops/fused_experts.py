@@ -62,7 +62,6 @@ def fused_experts(
     ids = _local(topk_ids, expert_map)
     _check_call(x, experts, topk_weights, ids)
     scale = routed_scaling_factor
-    x = _gatherable(x, up)
     return row(Call(x, experts, topk_weights, ids, up, down, apply_router_weight_on_input, scale))
 
 
@@ -83,7 +82,7 @@ def expert_slots(
     if {int(config["BLOCK_SIZE_M"]) for config in (up, down)} != {alignment.block}:
         raise ValueError(f"an alignment in blocks of {alignment.block} does not fit {dict(up)} and {dict(down)}")
     _check_call(x, experts, topk_weights, topk_weights)
-    hidden = up_projection(_gatherable(x, up), experts, topk_weights, alignment, up, down=down)
+    hidden = up_projection(x, experts, topk_weights, alignment, up, down=down)
     return down_projection(hidden, experts, topk_weights, alignment, down, x.dtype)
 
 
@@ -123,19 +122,6 @@ def _local(ids: torch.Tensor, expert_map: torch.Tensor | None) -> torch.Tensor:
         return ids
     mapped = expert_map[ids.clamp(min=0).long()]
     return torch.where(ids < 0, torch.full_like(mapped, -1), mapped).to(torch.int32)
-
-
-def _gatherable(x: torch.Tensor, up: Mapping[str, Any] | None) -> torch.Tensor:
-    """x, copied where a kernel that a config with descriptors selects could not be compiled to gather its rows.
-
-    Triton compiles for whether an address and a stride are multiples of 16; only of such rows does it copy 16 bytes at
-    once past the registers. Other kernels take rows as they are, so nothing is copied where a copy would not help.
-    """
-    if up is None or not up.get("USE_TMA") or x.shape[1] % 16 or x.stride(1) != 1:
-        return x
-    if x.stride(0) % 16 == 0 and x.data_ptr() % 16 == 0:
-        return x
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x)  # of one row `contiguous` would keep all
 
 
 def _check_call(x: torch.Tensor, e: PreparedExperts, weights: torch.Tensor, ids: torch.Tensor) -> None:

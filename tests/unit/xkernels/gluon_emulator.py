@@ -198,7 +198,7 @@ class Emulator:
 
         def run(function: Callable[..., Any], args: Any) -> None:
             try:
-                self.local.copies, self.local.products = [], []
+                self.local.copies, self.local.groups, self.local.products = [], [], []
                 function(*args)
             except BaseException as error:
                 errors.append(error)
@@ -271,7 +271,17 @@ class Emulator:
 
             threading.Thread(target=work, daemon=True).start()
 
-        return types.SimpleNamespace(async_copy_global_to_shared=copy, mbarrier_arrive=arrive)
+        def commit() -> None:
+            self.local.groups.append(self.local.copies)
+            self.local.copies = []
+
+        def wait(pending: int) -> None:
+            while len(self.local.groups) > pending:
+                for c in self.local.groups.pop(0):
+                    c.result()
+
+        return types.SimpleNamespace(async_copy_global_to_shared=copy, mbarrier_arrive=arrive, commit_group=commit,
+                                     wait_group=wait)  # fmt: skip
 
     def product(self, a: Cell, b: Any, acc: Any, use_acc: bool = True, is_async: bool = True) -> Any:
         lazy = types.SimpleNamespace(a=a, b=b[1], acc=acc, use=use_acc, out=None)

@@ -54,9 +54,10 @@ def compiled(tmp: Path, target: str, kind: str, step: int, **extra: Any) -> list
 
 @pytest.mark.slow
 @pytest.mark.skipif("wgmma" not in served(frozenset({"wgmma"})), reason="this Triton does not compile the kernel")
-@pytest.mark.parametrize(("kind", "step"), [("none", 64), ("fp8_block", 128)])
-def test_both_projections_on_hopper(kind: str, step: int, tmp_path: Path) -> None:
-    rows = [row for row in compiled(tmp_path, "sm_90", kind, step) if row["name"] == "large_gemm"]
+@pytest.mark.parametrize(("kind", "step", "stages"), [("none", 64, 4), ("none", 32, 8), ("fp8_block", 128, 4)])
+def test_both_projections_on_hopper(kind: str, step: int, stages: int, tmp_path: Path) -> None:
+    made = compiled(tmp_path, "sm_90", kind, step, num_stages=stages)
+    rows = [row for row in made if row["name"] == "large_gemm"]
     assert len(rows) == 2
     for row in rows:
         facts, ptx, sass = row["facts"], row["ptx"], row["sass"]
@@ -80,7 +81,7 @@ def arrivals_in_order(ptx: str) -> int:
     for line in ptx.splitlines():
         if re.search(r"\bbar(rier)?\.sync|bar\.warp\.sync", line):
             synced = True
-        elif re.search(r"ld\.shared|st\.shared|wgmma\.wait_group|mbarrier\.try_wait", line):
+        elif re.search(r"ld\.shared|st\.shared|wgmma\.wait_group|mbarrier\.try_wait|fence\.proxy", line):
             synced = False
         elif "mbarrier.arrive.shared::cta" in line:
             assert synced, line

@@ -26,7 +26,7 @@ from xkernels.ops._details import (
     large_sum,
 )
 from xkernels.ops.activation import Activation
-from xkernels.ops.fused_experts import _gatherable, prepare_experts
+from xkernels.ops.fused_experts import prepare_experts
 
 F32, I32 = emu.Dtype("f32"), emu.Dtype("i32")
 
@@ -82,23 +82,24 @@ class Layer:
         self.weight = rng.uniform(0.1, 1, self.slots).astype(np.float32)
         self.counter = np.zeros(1, np.int32)
 
-    def launch(self, kernel: Any, programs: int, seed: int, stages: int, **args: Any) -> None:
+    def launch(self, kernel: Any, programs: int, seed: int, stages: int, step: int, **args: Any) -> None:
         post = np.array([self.rows.size, 0], np.int32)
         every = dict.fromkeys(kernel.arg_names) | {
             "sorted_ids": pointer(self.rows, I32), "experts": pointer(self.owners, I32), "post": pointer(post, I32),
             "counter": pointer(self.counter, I32), "num_valid": scalar(self.slots), "TOPK": self.topk, "GROUP": 16,
-            "BLOCK_K": 128 if self.fp8 else 64, "STAGES": stages, "FP8": self.fp8,
-            "LEAD": max(0, stages - 3), "PDL": False,
+            "BLOCK_K": step, "STAGES": stages, "FP8": self.fp8,
+            "LEAD": max(0, stages // 2 - 1), "PDL": False,
         }  # fmt: skip
         emu.Emulator(seed).launch(kernel, programs, 128, every | args)
 
     def up(self, kernel: Any, **how: Any) -> tuple[Any, Any]:
         """Activated rows, dequantised, from the emulator and in float64."""
-        step, parts, rows = (128, 2, self.rows.size) if self.fp8 else (64, 1, self.rows.size)
+        step, parts, rows = (128, 2, self.rows.size) if self.fp8 else (32, 1, self.rows.size)
+        how["stages"] *= 1 if self.fp8 else 2
         out = np.full((rows, self.n), np.nan, np.float32)
         scale = np.full((rows, max(1, self.n // 128)), np.nan, np.float32)
         self.launch(
-            kernel, a=pointer(self.x, self.dtype), a_scale=pointer(self.xs), w_scale=pointer(self.s1),
+            kernel, step=step, a=pointer(self.x, self.dtype), a_scale=pointer(self.xs), w_scale=pointer(self.s1),
             w_desc=emu.Descriptor(self.w1.reshape(-1, self.h), [256 // parts, step], self.dtype),
             out_desc=emu.Descriptor(out, [64, 128 // parts], self.dtype), out_scale=pointer(scale),
             N=scalar(2 * self.n), K=scalar(self.h), stride_am=scalar(self.h), stride_sm=scalar(self.h // 128),
@@ -124,7 +125,8 @@ class Layer:
         step = 128 if self.fp8 else 64
         out = np.full((self.slots, self.h), np.nan, np.float32)
         self.launch(
-            kernel, a_desc=emu.Descriptor(self.hidden, [64, step], self.dtype), a_scale=pointer(self.hidden_scale),
+            kernel, step=step, a_desc=emu.Descriptor(self.hidden, [64, step], self.dtype),
+            a_scale=pointer(self.hidden_scale),
             w_desc=emu.Descriptor(self.w2.reshape(-1, self.n), [128 if self.fp8 else 256, step], self.dtype),
             w_scale=pointer(self.s2), out=pointer(out, emu.Dtype("bf16")), weight=pointer(self.weight),
             N=scalar(self.h), K=scalar(self.n), stride_sm=scalar(self.n // 128), stride_sk=1,
@@ -209,9 +211,13 @@ def mutated(old: str, new: str) -> Any:
     return sys.modules[names[large_gemm.__name__]].large_gemm
 
 
+IN_FP8 = "mbarrier.wait(full.index(index * 2 + 1), phase)\n"
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
+        (IN_FP8, "pass\n"),  # reads half a stage before it is full
         ("warpgroup_mma_wait(1, deps=[acc])", "warpgroup_mma_wait(3, deps=[acc])"),  # gives a stage back too early
         ("mbarrier.init(empty.index(i), count=2)", "mbarrier.init(empty.index(i), count=1)"),
         ("pred=both == 0)", "pred=True)"),
@@ -219,7 +225,8 @@ def mutated(old: str, new: str) -> Any:
     ],
 )
 def test_the_emulator_notices(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, kernel = Layer(200, 2, 2, 64, 2560, False, seed=5), mutated(old, new)
+    fp8 = old == IN_FP8
+    layer, kernel = Layer(200, 2, 2, 128 if fp8 else 64, 2560, fp8, seed=5), mutated(old, new)
     layer.up(large_gemm.large_gemm, programs=2, stages=3, seed=3)
     monkeypatch.setattr(emu, "DEADLINE_S", 1.0)
     try:
@@ -253,6 +260,9 @@ def refusal(config: dict[str, Any], *features: str, dtype: torch.dtype = torch.b
 def test_a_plain_config_selects_the_kernel_and_whatever_it_is_not_for_stays_with_the_others() -> None:
     assert refusal(TILE, "pdl", "wgmma") is None
     assert refusal({**TILE, "num_stages": 2, "PDL": False}, "wgmma") is None
+    short = {**TILE, "BLOCK_SIZE_K": 32, "num_stages": 8}
+    assert refusal(short, "wgmma") is None
+    assert refusal({**short, "num_stages": 9}, "wgmma") == "num_stages is not 2 to 8"
     assert refusal(TILE, "pdl") == "the device has no wgmma"
     for name, value in (("BLOCK_SIZE_M", 64), ("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4),
                         ("USE_TMA", False), ("num_stages", 1), ("num_stages", 5)):  # fmt: skip
@@ -273,13 +283,11 @@ def test_rows_come_to_the_kernel_as_it_can_gather_them(where: str) -> None:
         "one token of a matrix lying down": buffer[:256].view(256, 1).t(),
         "eight bytes into a buffer": buffer[4 : 4 + 2 * 256].view(2, 256),
     }[where]
-    got = _gatherable(x, TILE)
+    got = large_experts._gatherable(x)
     assert torch.equal(got, x)
     assert got.stride() == (256, 1)
     assert got.data_ptr() % 16 == 0
-    for config in (None, {**TILE, "USE_TMA": False}):
-        assert _gatherable(x, config) is x
-    assert _gatherable(got, TILE) is got
+    assert large_experts._gatherable(got) is got
 
 
 def test_without_such_a_gluon_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

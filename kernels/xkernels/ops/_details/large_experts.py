@@ -19,8 +19,10 @@ BLOCK_M, BLOCK_N, WARPS = 128, 256, 8
 # 48 KB each, beside the 32 KB that results pass through. With more the config is refused and not taken as for fewer: it
 # has to run on the Triton kernels too, wherever this one is not to be had.
 MOST_STAGES = 4
-# By scheme: columns of a k-step, one line of 128 bytes; k-steps that the second warp group starts later, as measured.
-_STEPS = {"none": 64, "fp8_block": 128}
+# By scheme: columns of a line of 128 bytes, and the least of a k-step; k-steps that the second warp group starts later,
+# as measured.
+_LINE = {"none": 64, "fp8_block": 128}
+_LEAST = {"none": 32, "fp8_block": 128}
 _LEAD = {"none": 1, "fp8_block": 2}
 _RULES = ("INLINE", "PROGRAMS", "QUANT_OUT", "SWAP_AB")  # of the Triton kernels' launcher
 
@@ -40,18 +42,23 @@ def refusal(e: PreparedExperts, config: Mapping[str, Any], dtype: torch.dtype, a
 
 def _other_config(e: PreparedExperts, config: Mapping[str, Any]) -> str | None:
     """What of a config is not this kernel's: it has one tile, and every load is a descriptor's or a gather."""
-    wanted = {"BLOCK_SIZE_M": BLOCK_M, "BLOCK_SIZE_N": BLOCK_N, "BLOCK_SIZE_K": _STEPS.get(e.scheme.kind, 0),
-              "num_warps": WARPS, "USE_TMA": True}  # fmt: skip
+    wanted = {"BLOCK_SIZE_M": BLOCK_M, "BLOCK_SIZE_N": BLOCK_N, "num_warps": WARPS, "USE_TMA": True}
     for name, value in wanted.items():
         if config.get(name) != value:
             return f"{name} is not {value}"
-    if not 2 <= int(config.get("num_stages", MOST_STAGES)) <= MOST_STAGES:
-        return f"num_stages is not 2 to {MOST_STAGES}"
+    line, step = _LINE.get(e.scheme.kind, 0), config.get("BLOCK_SIZE_K")
+    if step not in (line, _LEAST.get(e.scheme.kind, 0)):
+        return f"BLOCK_SIZE_K is not {line}"
+    most = MOST_STAGES * line // step
+    if not 2 <= int(config.get("num_stages", MOST_STAGES)) <= most:
+        return f"num_stages is not 2 to {most}"
     return next((f"{name} is a rule of the other kernels" for name in _RULES if name in config), None)
 
 
 def _other_layer(e: PreparedExperts, dtype: torch.dtype) -> str | None:
-    step = _STEPS[e.scheme.kind]
+    step = _LINE.get(e.scheme.kind)
+    if step is None:
+        return f"neither bfloat16 nor block scales: {e.scheme.kind}"
     if dtype != torch.bfloat16 or e.w1.dtype not in (torch.bfloat16, torch.float8_e4m3fn):
         return "neither bfloat16 nor float8_e4m3fn with bfloat16"
     if e.scheme.kind == "fp8_block" and e.scheme.block != (BLOCK_K, BLOCK_K):
@@ -91,7 +98,7 @@ def up(x: torch.Tensor, scale: torch.Tensor | None, e: PreparedExperts, topk: in
     drains.
     """
     fp8 = scale is not None
-    x = x if can_describe(x) else x.contiguous()
+    x = _gatherable(x)
     out = torch.empty(rows, e.padded, dtype=e.w1.dtype if fp8 else x.dtype, device=x.device)
     scales = torch.empty(rows, e.padded // BLOCK_K, dtype=torch.float32, device=x.device) if scale is not None else None
     _launch(
@@ -103,6 +110,17 @@ def up(x: torch.Tensor, scale: torch.Tensor | None, e: PreparedExperts, topk: in
     return out, scales
 
 
+def _gatherable(x: torch.Tensor) -> torch.Tensor:
+    """x, copied unless its rows can be gathered 16 bytes at once.
+
+    Triton compiles for whether an address and a stride are multiples of 16, and only of such rows does it copy so many
+    past the registers.
+    """
+    if x.stride(1) == 1 and x.stride(0) % 16 == 0 and x.data_ptr() % 16 == 0:
+        return x
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x)  # of one row `contiguous` would keep all
+
+
 def down(rows: torch.Tensor, scale: torch.Tensor | None, scale_strides: tuple[int, int], e: PreparedExperts,
          weights: torch.Tensor, alignment: Alignment, config: Mapping[str, Any], weighted: bool,
          dtype: torch.dtype, overlap: bool) -> torch.Tensor:  # fmt: skip
@@ -111,7 +129,7 @@ def down(rows: torch.Tensor, scale: torch.Tensor | None, scale_strides: tuple[in
     out = torch.empty(tokens, topk, e.hidden, dtype=dtype, device=rows.device)
     _launch(
         config, overlap, rows.shape[0], e.w2, e.w2_scale, alignment, tokens * topk, topk,
-        a_desc=_tiles(rows, 64, _STEPS[e.scheme.kind]), a_scale=scale, stride_sm=scale_strides[0],
+        a_desc=_tiles(rows, 64, int(config["BLOCK_SIZE_K"])), a_scale=scale, stride_sm=scale_strides[0],
         stride_sk=scale_strides[1], out=out, stride_out=e.hidden, weight=weights if weighted else None, UP=False,
         MUL_WEIGHT=weighted,
     )  # fmt: skip
@@ -133,13 +151,13 @@ def _launch(config: Mapping[str, Any], overlap: bool, rows: int, w: torch.Tensor
     kind = "fp8_block" if w_scale is not None else "none"
     strides = w_scale.stride() if w_scale is not None else (0, 0, 0)
     programs = min(cdiv(rows, BLOCK_M) * cdiv(w.shape[1], BLOCK_N), of(w).limits().units)
-    stages = int(config.get("num_stages", MOST_STAGES))
+    step, stages = int(config["BLOCK_SIZE_K"]), int(config.get("num_stages", MOST_STAGES))
     large_gemm[(programs,)](
         **{**_ABSENT, **arguments}, w_desc=_tiles(w.view(-1, w.shape[2]), 128 if kind != "none" else BLOCK_N,
-        _STEPS[kind]), w_scale=w_scale, sorted_ids=alignment.sorted_ids, experts=alignment.expert_ids,
+        step), w_scale=w_scale, sorted_ids=alignment.sorted_ids, experts=alignment.expert_ids,
         post=alignment.num_post_padded, counter=counter(w), num_valid=slots, N=w.shape[1], K=w.shape[2],
         stride_wse=strides[0], stride_wsn=strides[1], stride_wsk=strides[2], TOPK=topk,
-        GROUP=int(config.get("GROUP_SIZE_M", 1)), BLOCK_K=_STEPS[kind], STAGES=stages, FP8=kind != "none",
+        GROUP=int(config.get("GROUP_SIZE_M", 1)), BLOCK_K=step, STAGES=stages, FP8=kind != "none",
         LEAD=min(_LEAD[kind], stages - 2), PDL=overlap, num_warps=4, maxnreg=168,
         **({"launch_pdl": True} if overlap else {}),
     )  # fmt: skip

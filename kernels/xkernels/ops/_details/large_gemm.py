@@ -12,10 +12,12 @@ columns, and whether the second 64 rows are used; -1 ends the walk.
 Barriers: a stage is `full` when the loader's bytes are there, and for gathered rows the copies of each of its 128
 threads; `empty` when both groups have read it. A group waits for `full` before it arrives at `empty` even where it
 skips the work: only so does no arrival fall into the phase before. Gathered copies are ordinary writes to the matrix
-unit, which reads past them without a fence: each group places one after the wait.
+unit, which reads past them without a fence. In bf16 each group places one after the wait, while its product before is
+computed; in FP8 that would be waited for, so there the loader does, and reports the rows itself.
 
 With LEAD the second group begins when k-step LEAD has arrived. It stays behind from then on, since both go at one pace,
-and the groups' epilogues do not fall together. It costs as many stages of the ring; LEAD < STAGES - 1.
+and the groups' epilogues do not fall together. It costs as many stages of the ring. In FP8 the loader reports gathered
+rows LAG = STAGES / 2 - 1 k-steps after it asked for them: LEAD + LAG < STAGES.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from xkernels.ops._details.large_load import load_tiles
 from xkernels.ops._details.large_ring import COLS, NOBODY, ROWS, SLOTS, advance, take
-from xkernels.ops._details.large_store import store_rows, up_plain, up_quantised
+from xkernels.ops._details.large_store import activated, store_rows, up_plain, up_quantised
 from xkernels.ops._details.large_sum import plain_sum, scaled_sum
 
 
@@ -66,6 +68,38 @@ def _weights_of(slot, weight, num_valid, MUL_WEIGHT: gl.constexpr):
 
 
 @gluon.jit
+def _scales_at(word, slot, a_scale, w_scale, num_valid, N, stride_sm, stride_wse, stride_wsn, HALF: gl.constexpr,
+               TOPK: gl.constexpr, UP: gl.constexpr, layout: gl.constexpr):  # fmt: skip
+    """Where a tile's first scales lie: of a group's rows, and of the two blocks that its weights are of.
+
+    Gate and up blocks of 128 columns alternate in 8s; a tile of the down projection spans two blocks of 128 rows.
+    """
+    m, n, expert = _parts(word)
+    owner = m * 2 * ROWS + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    if UP:
+        owner = gl.where(slot < num_valid, slot // TOPK, 0)
+    at_w = w_scale + expert.to(gl.int64) * stride_wse
+    block = n * (COLS // 8) if UP else n * 2
+    other = block + 1 if UP else gl.minimum(block + 1, (N + 127) // 128 - 1)
+    return a_scale + owner * stride_sm, at_w + block * stride_wsn, at_w + other * stride_wsn
+
+
+@gluon.jit
+def _first_scales(word, slot, a_scale, w_scale, num_valid, N, stride_sm, stride_wse, stride_wsn, HALF: gl.constexpr,
+                  TOPK: gl.constexpr, UP: gl.constexpr, FP8: gl.constexpr, layout: gl.constexpr):  # fmt: skip
+    """Scales of a tile's first k-step, asked for before it begins; anything where there are none."""
+    s, w0, w1 = 0.0, 0.0, 0.0
+    if FP8:
+        at_s, at_w0, at_w1 = _scales_at(word, slot, a_scale, w_scale, num_valid, N, stride_sm, stride_wse, stride_wsn,
+                                        HALF, TOPK, UP, layout)  # fmt: skip
+        some = (word >= 0) & ((word >> 32) != NOBODY)
+        s = gl.load(at_s, mask=some, other=0.0)
+        w0 = gl.load(at_w0, mask=some, other=0.0)
+        w1 = gl.load(at_w1, mask=some, other=0.0)
+    return s, w0, w1
+
+
+@gluon.jit
 def compute_tiles(a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids, a_bufs, w_bufs, full, empty, words,
                   ready, free, staged, num_valid, N, K, stride_sm, stride_sk, stride_wse, stride_wsn, stride_wsk,
                   stride_out, stride_os, HALF: gl.constexpr, TOPK: gl.constexpr, BLOCK_K: gl.constexpr,
@@ -79,6 +113,8 @@ def compute_tiles(a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids
     index, phase, turn = 0, 0, 0
     word = take(words, ready, free, turn, 4)
     slot = _entries(word, sorted_ids, HALF, FP8 or not UP, layout)
+    s, w0, w1 = _first_scales(word, slot, a_scale, w_scale, num_valid, N, stride_sm, stride_wse, stride_wsn, HALF,
+                              TOPK, UP, FP8, layout)  # fmt: skip
     while word >= 0:
         turn += 1
         m, n, expert = _parts(word)
@@ -93,23 +129,23 @@ def compute_tiles(a_scale, w_scale, out_desc, out, out_scale, weight, sorted_ids
                 index, phase = advance(index, phase, STAGES)
             word = take(words, ready, free, turn, 4)
             slot = _entries(word, sorted_ids, HALF, FP8 or not UP, layout)
+            s, w0, w1 = _first_scales(word, slot, a_scale, w_scale, num_valid, N, stride_sm, stride_wse, stride_wsn,
+                                      HALF, TOPK, UP, FP8, layout)  # fmt: skip
         elif FP8:
-            owner = m * 2 * ROWS + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
-            if UP:
-                owner = gl.where(slot < num_valid, slot // TOPK, 0)
             factor = _weights_of(slot, weight, num_valid, MUL_WEIGHT)
-            # gate and up blocks of 128 columns alternate in 8s; a down tile spans two blocks of 128 rows
-            at_w = w_scale + expert.to(gl.int64) * stride_wse
-            block = n * (COLS // 8) if UP else n * 2
-            other = block + 1 if UP else gl.minimum(block + 1, (N + 127) // 128 - 1)
-            acc0, acc1, index, phase = scaled_sum(a_bufs, w_bufs, full, empty, index, phase, steps, a_scale,
-                                                  owner * stride_sm, at_w + block * stride_wsn,
-                                                  at_w + other * stride_wsn, stride_sk, stride_wsk, UP, HALF, STAGES,
-                                                  UP, layout)  # fmt: skip
+            at_s, at_w0, at_w1 = _scales_at(word, slot, a_scale, w_scale, num_valid, N, stride_sm, stride_wse,
+                                            stride_wsn, HALF, TOPK, UP, layout)  # fmt: skip
+            acc0, acc1, index, phase = scaled_sum(a_bufs, w_bufs, full, empty, index, phase, steps, s, w0, w1, at_s,
+                                                  at_w0, at_w1, stride_sk, stride_wsk, UP, HALF, STAGES,
+                                                  layout)  # fmt: skip
             word = take(words, ready, free, turn, 4)
             next_slot = _entries(word, sorted_ids, HALF, FP8 or not UP, layout)
             if UP:
-                up_quantised(acc0, acc1, out_desc, out_scale, staged, m, n, stride_os, HALF)
+                acc0, acc1, scale = activated(acc0, acc1)
+            s, w0, w1 = _first_scales(word, next_slot, a_scale, w_scale, num_valid, N, stride_sm, stride_wse,
+                                      stride_wsn, HALF, TOPK, UP, FP8, layout)  # fmt: skip
+            if UP:
+                up_quantised(acc0, acc1, scale, out_desc, out_scale, staged, m, n, stride_os, HALF)
             else:
                 store_rows(acc0, out, slot, factor, n * COLS, N, num_valid, stride_out, WIDTH, MUL_WEIGHT)
                 store_rows(acc1, out, slot, factor, n * COLS + WIDTH, N, num_valid, stride_out, WIDTH, MUL_WEIGHT)
@@ -143,7 +179,7 @@ def large_gemm(a_desc, a, a_scale, w_desc, w_scale, out_desc, out, out_scale, we
     PARTS: gl.constexpr = 2 if FP8 else 1
     HANDS: gl.constexpr = 4 if UP else 1
     dtype: gl.constexpr = w_desc.dtype
-    tile: gl.constexpr = gl.NVMMASharedLayout(128, dtype.primitive_bitwidth, 2)
+    tile: gl.constexpr = gl.NVMMASharedLayout(BLOCK_K * dtype.primitive_bitwidth // 8, dtype.primitive_bitwidth, 2)
     flags: gl.constexpr = mbarrier.MBarrierLayout()
     a_bufs = gl.allocate_shared_memory(dtype, [2 * STAGES, ROWS, BLOCK_K], tile)
     w_bufs = gl.allocate_shared_memory(dtype, [PARTS * STAGES, COLS // PARTS, BLOCK_K], tile)
@@ -153,7 +189,7 @@ def large_gemm(a_desc, a, a_scale, w_desc, w_scale, out_desc, out, out_scale, we
     free = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], flags)
     words = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i * PARTS), count=1 + (32 * HANDS if UP else 0))
+        mbarrier.init(full.index(i * PARTS), count=1 + ((1 if FP8 else 32 * HANDS) if UP else 0))
         if PARTS == 2:
             mbarrier.init(full.index(i * 2 + 1), count=1)
         mbarrier.init(empty.index(i), count=2)

@@ -20,13 +20,13 @@ def advance(index, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def before(index, STAGES: gl.constexpr):
-    """The place before one in a ring.
+def back(index, steps: gl.constexpr, STAGES: gl.constexpr):
+    """The place so many steps before one in a ring.
 
     Worked out, not carried along a loop: a variable that begins as a copy of another one, and is set to a copy of it
     in the loop, is compiled as if the loop never changed it (seen in triton 3.6 and 3.8).
     """
-    return gl.where(index == 0, STAGES, index) - 1
+    return gl.where(index < steps, index + STAGES, index) - steps
 
 
 @gluon.jit

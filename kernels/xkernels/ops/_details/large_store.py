@@ -10,23 +10,25 @@ from xkernels.ops._details.large_ring import COLS, ROWS
 
 
 @gluon.jit
+def _inverse(x):
+    """1 / x, nearly; x is a normal number."""
+    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
 def _gated(acc, WIDTH: gl.constexpr):
     """SiLU(gate) * up of [64, WIDTH] interleaved in groups of eight columns: [64, WIDTH / 2]."""
     gate, up = acc.reshape(ROWS, WIDTH // 16, 2, 8).permute(0, 1, 3, 2).split()
     power = gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [gate * -1.4426950408889634],
                                       dtype=gl.float32, is_pure=True, pack=1)  # fmt: skip
-    inverse = gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [power + 1.0], dtype=gl.float32,
-                                        is_pure=True, pack=1)  # fmt: skip
-    return (gate * up * inverse).reshape(ROWS, WIDTH // 2)
+    return (gate * up * _inverse(power + 1.0)).reshape(ROWS, WIDTH // 2)
 
 
 @gluon.jit
 def _quantised(x, scale, dtype: gl.constexpr):
-    """x / scale as FP8, the division rounded as `quant.quant_rows` rounds it."""
-    inverse = gl.div_rn(gl.full_like(scale, 1.0), scale)
-    y = x * inverse[:, None]
-    y = gl.fma(gl.fma(-y, scale[:, None], x), inverse[:, None], y)
-    return gl.minimum(gl.maximum(y, -448.0), 448.0).to(dtype)
+    """x / scale as FP8, but for a last bit of float32 before that. No |x| is more than 448 scales."""
+    inverse = _inverse(scale)
+    return (x * gl.fma(gl.fma(-scale, inverse, 1.0), inverse, inverse)[:, None]).to(dtype)
 
 
 @gluon.jit
@@ -57,12 +59,18 @@ def up_plain(acc, out_desc, staged, m, n, HALF: gl.constexpr):
 
 
 @gluon.jit
-def up_quantised(acc0, acc1, out_desc, out_scale, staged, m, n, stride_os, HALF: gl.constexpr):
-    """Activate a tile of the up projection, a group of 128 columns, and store it as FP8 with a scale per row."""
+def activated(acc0, acc1):
+    """Both halves of a tile of the up projection, activated, and the scale of each row: they are one group of 128."""
     y0 = _gated(acc0, COLS // 2)
     y1 = _gated(acc1, COLS // 2)
-    peak = gl.maximum(gl.max(gl.abs(y0), 1), gl.max(gl.abs(y1), 1))
-    scale = gl.div_rn(gl.maximum(peak, 1e-10), gl.full_like(peak, 448.0))
+    peak = gl.maximum(gl.max(gl.maximum(gl.abs(y0), gl.abs(y1)), 1), 1e-10)
+    scale = peak * (1 / 448)
+    return y0, y1, gl.fma(gl.fma(scale, -448.0, peak), 1 / 448, scale)  # rounded as peak / 448 is
+
+
+@gluon.jit
+def up_quantised(y0, y1, scale, out_desc, out_scale, staged, m, n, stride_os, HALF: gl.constexpr):
+    """Store the activated halves of a tile as FP8, with a scale per row."""
     tma.store_wait(0)
     half: gl.constexpr = COLS // 4
     staged.index(HALF * 2).store(_quantised(y0, scale, out_desc.dtype))

@@ -11,7 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from xkernels.ops._details.large_ring import COLS, ROWS, advance, before
+from xkernels.ops._details.large_ring import COLS, ROWS, advance, back
 
 
 @gluon.jit
@@ -31,35 +31,29 @@ def plain_sum(a_bufs, w_bufs, full, empty, index, phase, steps, HALF: gl.constex
             fence_async_shared()
         acc = warpgroup_mma(a_bufs.index(index * 2 + HALF), w_bufs.index(index).permute((1, 0)), acc, is_async=True)
         acc = warpgroup_mma_wait(1, deps=[acc])
-        mbarrier.arrive(empty.index(before(index, STAGES)), count=1, pred=step > 0)
+        mbarrier.arrive(empty.index(back(index, 1, STAGES)), count=1, pred=step > 0)
         index, phase = advance(index, phase, STAGES)
     acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(empty.index(before(index, STAGES)), count=1, pred=steps > 0)
+    mbarrier.arrive(empty.index(back(index, 1, STAGES)), count=1, pred=steps > 0)
     return acc, index, phase
 
 
 @gluon.jit
-def scaled_sum(a_bufs, w_bufs, full, empty, index, phase, steps, a_scale, from_s, from_w, next_w, stride_sk, stride_wsk,
-               UP: gl.constexpr, HALF: gl.constexpr, STAGES: gl.constexpr, GATHER: gl.constexpr,
-               layout: gl.constexpr):  # fmt: skip
+def scaled_sum(a_bufs, w_bufs, full, empty, index, phase, steps, s, w0, w1, at_s, at_w0, at_w1, stride_sk, stride_wsk,
+               UP: gl.constexpr, HALF: gl.constexpr, STAGES: gl.constexpr, layout: gl.constexpr):  # fmt: skip
     """The two halves of a tile, [64, 128] each, with block scales applied to every k-step.
 
-    Scales are asked for a k-step ahead; a row's lie side by side, so most come from the nearest cache. The weights' two
-    blocks are gate and up, or the two halves.
+    s, w0, w1: scales of the first k-step, of rows and of the weights' two blocks, which are gate and up, or the two
+    halves. Those of the others are asked for a k-step ahead; a row's lie side by side, so most come from the nearest
+    cache.
     """
     acc0 = gl.zeros([ROWS, COLS // 2], gl.float32, layout)
     acc1 = gl.zeros([ROWS, COLS // 2], gl.float32, layout)
     zero = gl.zeros([ROWS, COLS // 2], gl.float32, layout)
     even = gl.arange(0, COLS // 2, layout=gl.SliceLayout(0, layout)) // 8 % 2 == 0
-    more = steps > 0
-    s = gl.load(a_scale + from_s, mask=more, other=0.0)
-    w0 = gl.load(from_w, mask=more, other=0.0)
-    w1 = gl.load(next_w, mask=more, other=0.0)
     for step in range(steps):
         a = a_bufs.index(index * 2 + HALF)
         mbarrier.wait(full.index(index * 2), phase)
-        if GATHER:
-            fence_async_shared()
         part = warpgroup_mma(a, w_bufs.index(index * 2).permute((1, 0)), zero, use_acc=False, is_async=True)
         if UP:
             f0 = s[:, None] * gl.where(even, w0, w1)[None, :]
@@ -68,9 +62,9 @@ def scaled_sum(a_bufs, w_bufs, full, empty, index, phase, steps, a_scale, from_s
             f0 = (s * w0)[:, None]
             f1 = (s * w1)[:, None]
         more = step + 1 < steps
-        s = gl.load(a_scale + (step + 1) * stride_sk + from_s, mask=more, other=0.0)
-        w0 = gl.load(from_w + (step + 1) * stride_wsk, mask=more, other=0.0)
-        w1 = gl.load(next_w + (step + 1) * stride_wsk, mask=more, other=0.0)
+        s = gl.load(at_s + (step + 1) * stride_sk, mask=more, other=0.0)
+        w0 = gl.load(at_w0 + (step + 1) * stride_wsk, mask=more, other=0.0)
+        w1 = gl.load(at_w1 + (step + 1) * stride_wsk, mask=more, other=0.0)
         part = warpgroup_mma_wait(0, deps=[part])
         acc0 = _settled(acc0 + part * f0)
         mbarrier.wait(full.index(index * 2 + 1), phase)
