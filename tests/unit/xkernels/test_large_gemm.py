@@ -211,13 +211,14 @@ def mutated(old: str, new: str) -> Any:
     return sys.modules[names[large_gemm.__name__]].large_gemm
 
 
-IN_FP8 = "mbarrier.wait(full.index(index * 2 + 1), phase)\n"
+IN_FP8 = ("mbarrier.init(full.index(i * 2 + 1), count=1)", "f1 = (s * w1)[:, None]")
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (IN_FP8, "pass\n"),  # reads half a stage before it is full
+        (IN_FP8[0], IN_FP8[0].replace("count=1", "count=2")),  # waits for ever
+        (IN_FP8[1], IN_FP8[1].replace("w1", "w0")),  # scales of another block
         ("warpgroup_mma_wait(1, deps=[acc])", "warpgroup_mma_wait(3, deps=[acc])"),  # gives a stage back too early
         ("mbarrier.init(empty.index(i), count=2)", "mbarrier.init(empty.index(i), count=1)"),
         ("pred=both == 0)", "pred=True)"),
@@ -225,7 +226,7 @@ IN_FP8 = "mbarrier.wait(full.index(index * 2 + 1), phase)\n"
     ],
 )
 def test_the_emulator_notices(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fp8 = old == IN_FP8
+    fp8 = old in IN_FP8
     layer, kernel = Layer(200, 2, 2, 128 if fp8 else 64, 2560, fp8, seed=5), mutated(old, new)
     layer.up(large_gemm.large_gemm, programs=2, stages=3, seed=3)
     monkeypatch.setattr(emu, "DEADLINE_S", 1.0)
