@@ -227,7 +227,7 @@ IN_FP8 = ("mbarrier.init(full.index(i * 2 + 1), count=1)", "f1 = (s * w1)[:, Non
 )
 def test_the_emulator_notices(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fp8 = old in IN_FP8
-    layer, kernel = Layer(200, 2, 2, 128 if fp8 else 64, 2560, fp8, seed=5), mutated(old, new)
+    layer, kernel = Layer(200, 2, 2, 256 if fp8 else 64, 2560, fp8, seed=5), mutated(old, new)
     layer.up(large_gemm.large_gemm, programs=2, stages=3, seed=3)
     monkeypatch.setattr(emu, "DEADLINE_S", 1.0)
     try:
