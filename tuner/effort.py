@@ -57,7 +57,7 @@ class Effort:
 
 
 EFFORTS: dict[str, Effort] = {
-    "quick": Effort("quick", 24, 12, 4, 1, 2, "launch", 2, 2, (5, 12), (5,), 1.5, 14, 7, 64),
+    "quick": Effort("quick", 24, 12, 4, 1, 2, "launch", 2, 1, (5, 12), (5,), 1.5, 14, 7, 64),
     "full": Effort("full", 40, 20, 3, 2, 4, "all", 6, 3, (5, 10, 20), (12, 6), 2.0, 24, 12, 200, 1),
     "exhaustive": Effort("exhaustive", None, None, 0, 0, 0, "all", 1_000_000, 4, (2, 4, 8), (16, 4), 1.5, 24, 12, 200),
 }

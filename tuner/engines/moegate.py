@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -133,8 +134,8 @@ class MoegateExperts(AdapterBase):
         if self.scheme.fp8:
             padded, fp8 = self.weights[0].padded, self.weights[0].w1.dtype
             post = torch.empty(2, dtype=torch.int32, device="meta")
-            for width, limit in ((p.H, None), (padded, post)):
-                rows = torch.empty(64, width, dtype=self.dtype, device="meta")
+            for tokens, (width, limit) in itertools.product((16, 4096), ((p.H, None), (padded, post))):
+                rows = torch.empty(tokens, width, dtype=self.dtype, device="meta")  # few rows take another kernel
                 group = BLOCK_K if self.scheme.kind == "fp8_block" else width
                 calls.append(partial(per_token_group_quant_fp8, rows, group, dtype=fp8, limit=limit, overlap=True))
         return calls

@@ -199,7 +199,7 @@ def ours() -> Recorded:
 @pytest.mark.parametrize(
     ("effort", "known", "mean", "worst", "most"),
     [
-        ("quick", True, 0.002, 0.01, 1400),
+        ("quick", True, 0.002, 0.01, 1300),
         ("full", True, 0.0005, 0.005, 3250),
         ("quick", False, 0.002, 0.01, 2600),
         ("full", False, 0.002, 0.01, 3000),
