@@ -12,8 +12,8 @@ from xkernels.ops.attention import decode_attention_reference
 from xkernels.ops.decoder import rotate_and_store_reference
 from xkernels.ops.few_rows import FEW_ROWS
 
-_BLOCK = 64  # cached tokens that a program reads at once: few enough to fit beside the kernel that makes its rows
-_MOST = 10  # programs that share a sequence's head
+_BLOCK = 128  # cached tokens that a program reads at once: few enough to fit beside the kernel that makes its rows
+_MOST = 8  # programs that share a sequence's head
 _JOINED = 2048  # values of a sequence's attention that a program joins at once
 _COLS = 8  # rows of the output's weights that a program has
 _PART_WARPS, _OUT_WARPS = 4, 8
