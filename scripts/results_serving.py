@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 from results_common import GENERATED, RESULTS, read, where
@@ -11,9 +12,11 @@ __all__ = ["serving"]
 
 def serving() -> str:
     """The page of serving."""
-    parts = (("h200_serving_steps", _steps), ("h200_serving_2x2", _square), ("h200_serving_both", _both),
-             ("h200_expert_ranks", _ranks), ("vllm_client", _client), ("serving_soak", _soak))  # fmt: skip
-    found = [write(read(f"{name}.json")) for name, write in parts if (RESULTS / f"{name}.json").is_file()]
+    parts = {
+        "h200_serving_steps": _steps, "h200_decode_arms": _arms, "h200_serving_2x2": _square,
+        "h200_serving_both": _both, "h200_expert_ranks": _ranks, "vllm_client": _client, "serving_soak": _soak,
+    }  # fmt: skip
+    found = [write(read(f"{name}.json")) for name, write in parts.items() if (RESULTS / f"{name}.json").is_file()]
     return "\n".join([f"# Serving, measured\n\n{GENERATED}\n", *found])
 
 
@@ -28,6 +31,21 @@ def _steps(d: dict[str, Any]) -> str:
         for run in d["runs"]
         for b in run["batches"]
     ]
+    return "\n".join(lines) + "\n"
+
+
+def _arms(d: dict[str, Any]) -> str:
+    lines = [f"## A decode with untuned and with tuned configs\n\n{where(d)}\n", *(f"- {note}" for note in d["notes"])]
+    lines += ["\n| sequences | timed | untuned us | tuned us | less us |", "|---|---|---|---|---|"]
+    for sequences, both in d["sequences"].items():
+        for what in both["tuned"]:
+            rounds = [
+                [row[-1] if isinstance(row, list) else row for row in both[arm][what]] for arm in ("untuned", "tuned")
+            ]
+            less = [a - b for a, b in zip(*rounds, strict=True)]
+            old, new = (f"{median(values):.0f}" for values in rounds)
+            spread = f"{median(less):.0f} ({min(less):.0f} to {max(less):.0f})"
+            lines.append(f"| {sequences} | {what} | {old} | {new} | {spread} |")
     return "\n".join(lines) + "\n"
 
 
