@@ -201,6 +201,7 @@ PAGES = {
 
 def _expert_parallel(d: dict[str, Any]) -> str:
     lines = ["## Expert parallelism: rows into and out of the send buffer\n", where(d) + "\n"]
+    lines += ["- one rank, which sends to itself; two ranks on two GPUs are on the page of [serving](serving.md)\n"]
     lines += ["| tokens | MiB moved | permute us | of copy | unpermute us | of copy | route us |", "|---|" + "---|" * 6]
     lines += [
         f"| {r['tokens']} | {r['bytes'] / 2**20:.0f} | {r['permute_us']} | {r['permute_of_copy']:.2f} | "
