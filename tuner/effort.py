@@ -31,8 +31,8 @@ class Effort:
         keep: candidates that enter rung 1, 2, ...
         abort: a candidate slower than this multiple of the incumbent after its first replay is not replayed again.
         finals: choices (a config per projection) that meet the default in a fresh process.
-        short: as many more where the op is short, so that what surrounds its kernels weighs most and a round costs
-            least.
+        short: as many more, the next best by their sum, where the op is short: there the end of one kernel and the
+            start of the next weigh most, so that no projection tells alone what it takes, and a round costs least.
         final_rounds: most interleaved rounds of the finals; whoever is clearly behind plays fewer.
         probes: random candidates per batch size that watch for what the prior does not know.
     """
@@ -57,7 +57,7 @@ class Effort:
 
 
 EFFORTS: dict[str, Effort] = {
-    "quick": Effort("quick", 24, 12, 4, 1, 2, "launch", 2, 1, (5, 12), (5,), 1.5, 14, 7, 64),
+    "quick": Effort("quick", 24, 12, 4, 1, 2, "launch", 2, 1, (5, 12), (5,), 1.5, 14, 10, 64),
     "full": Effort("full", 40, 20, 3, 2, 4, "all", 6, 3, (5, 10, 20), (12, 6), 2.0, 24, 12, 200, 1),
     "exhaustive": Effort("exhaustive", None, None, 0, 0, 0, "all", 1_000_000, 4, (2, 4, 8), (16, 4), 1.5, 24, 12, 200),
 }

@@ -41,8 +41,7 @@ from tuner.config import Config  # noqa: E402
 from tuner.journaled import PURPOSE, outcome_of  # noqa: E402
 from tuner.pipeline import TuneOptions, TuneResult, tune  # noqa: E402
 from tuner.problem import Problem  # noqa: E402
-from tuner.replay import Recorded, load, score  # noqa: E402
-from tuner.strategies import strategy  # noqa: E402
+from tuner.replay import Recorded, load  # noqa: E402
 from tuner.strategies.base import Strategy, Unit  # noqa: E402
 
 SHAPE = {"E": 64, "N": 896, "H": 1280, "topk": 6}
@@ -332,17 +331,6 @@ def report(args: argparse.Namespace, recorded: Recorded | None, results: list[di
                     f"mean regret {100 * statistics.fmean(found.values()):.3f} %, "
                     f"worst {100 * found[worst]:.2f} % at M={worst}, {len(found)} sizes"
                 )
-    from tuner.prior import load as load_prior
-
-    for name, prior in (("no sm_90", load_prior().without("sm_90")), ("no prior", None)):
-        for effort in ("quick", "full"):
-            from tuner.effort import EFFORTS
-
-            scored = score(recorded, strategy("racing"), prior, EFFORTS[effort])
-            print(
-                f"replay {effort} {name}: mean {100 * scored.mean:.3f} %, worst {100 * scored.worst:.2f} %, "
-                f"{100 * scored.share:.1f} % of evaluations"
-            )
 
 
 def main() -> None:

@@ -268,11 +268,11 @@ class Strategy(Protocol):
         """Search all batch sizes of the task."""
 
 
-def choose(arena: Arena, finals: int, refined: Collection[str] = ()) -> Choice | None:
+def choose(arena: Arena, finals: int, refined: Collection[str] = (), more: int = 0) -> Choice | None:
     """The arena's winner, and its contenders: `finals` choices for all projections together, best first.
 
     Choices that differ in the `refined` axes alone are one tile to the finals while other tiles are nearly as good.
-    Half as many more are of another BLOCK_SIZE_M where one comes near.
+    Half as many more are of another BLOCK_SIZE_M where one comes near, and `more` are the next best, whatever they are.
     """
     best = arena.joint()
     if best is None:
@@ -286,7 +286,7 @@ def choose(arena: Arena, finals: int, refined: Collection[str] = ()) -> Choice |
         if len(pool) == len(arena.projections):
             few = [_few(sorted(pool[projection]), finals, refined) for projection in arena.projections]
             rows += [(sum(t for t, _ in each), tuple(c for _, c in each)) for each in itertools.product(*few)]
-    found = _contenders(sorted(rows), finals, refined)
+    found = _contenders(sorted(rows), finals, refined, more)
     return Choice(
         arena.batch_size, best[1], best[0],
         tuple(dict(zip(arena.projections, configs, strict=True)) for _, configs in found),
@@ -305,7 +305,7 @@ def _few(timed: Sequence[tuple[float, Config]], count: int, refined: Collection[
     return list(dict.fromkeys([*timed[:count], *list(tiles.values())[:count]]))
 
 
-def _contenders(rows: Sequence[_Row], count: int, refined: Collection[str]) -> list[_Row]:
+def _contenders(rows: Sequence[_Row], count: int, refined: Collection[str], more: int) -> list[_Row]:
     """`count`: the best; then tiles nearly as good, each once, those first that differ from it in one projection; then
     whatever is fastest. Beside them, half as many of other BLOCK_SIZE_M that come near: the best of each, and what
     differs from it in one projection."""
@@ -327,7 +327,8 @@ def _contenders(rows: Sequence[_Row], count: int, refined: Collection[str]) -> l
     best, *others = leads
     own = list(dict.fromkeys([rows[0], *around[best], *near, *rows]))[:count]
     rivals = [*(leads[block] for block in others), *sorted(row for block in others for row in around[block])]
-    return sorted({*own, *rivals[: count // 2]})
+    rest = [row for row in near if row not in own][:more]
+    return sorted({*own, *rest, *rivals[: count // 2]})
 
 
 def _differ(some: tuple[Config, ...], others: tuple[Config, ...], refined: Collection[str]) -> int:

@@ -51,17 +51,12 @@ class Racing:
         complete = Field(task, runner, races).run()
         choices: dict[int, Choice] = {}
         for size, race in races.items():
-            choice = choose(race.arena, _entrants(race), [axis.name for axis in task.space.refined])
+            best = race.arena.joint()
+            more = task.effort.short if best is not None and best[0] < _SHORT_US else 0
+            choice = choose(race.arena, task.effort.finals, [axis.name for axis in task.space.refined], more)
             if choice is not None:
                 choices[size] = choice
         return Findings(choices, {size: race.arena for size, race in races.items()}, complete)
-
-
-def _entrants(race: Race) -> int:
-    """How many play the finals of a batch size."""
-    best = race.arena.joint()
-    short = best is not None and best[0] < _SHORT_US
-    return race.effort.finals + (race.effort.short if short else 0)
 
 
 class Race:

@@ -99,6 +99,11 @@ def test_finals_take_what_differs_in_one_projection_first() -> None:
     differ = [sum(other[p] != best[p] for p in best) for other in found.contenders]
     assert differ == [0, 1, 1, 1, 1, 1, 1]  # three other tiles of each
     assert crossable([best], found.contenders)
+    more = choose(arena, 7, ["GROUP_SIZE_M"], more=5)
+    assert more is not None
+    others = [other for other in more.contenders if other not in found.contenders]
+    assert len(others) == 5
+    assert all(sum(other[p] != best[p] for p in best) == 2 for other in others)
 
 
 class Child:

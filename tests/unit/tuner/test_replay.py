@@ -191,27 +191,45 @@ OURS = Path(__file__).resolve().parents[2] / "data/h200_moegate_bf16_tma.json.gz
 
 
 @pytest.fixture(scope="module")
-def ours() -> Recorded:
-    """moegate's own kernel on an H200: both projections with and without descriptors, all that fits but the largest."""
-    return load(OURS)
+def ours() -> dict[str, Recorded]:
+    """moegate's own kernel on an H200: both projections with and without descriptors, every config."""
+    return {name: load(OURS.with_name(f"h200_moegate_{name}_tma.json.gz")) for name in ("bf16", "fp8")}
+
+
+@pytest.mark.parametrize(("name", "tiles"), [("bf16", 480), ("fp8", 320)])
+def test_the_sweeps_of_our_own_kernel_are_whole(ours: dict[str, Recorded], name: str, tiles: int) -> None:
+    recorded = ours[name]
+    assert len(recorded.sizes) == 18
+    plain = {u for u in (*recorded.times, *recorded.errors) if u.config["GROUP_SIZE_M"] == 1}
+    assert len(plain) == tiles * 2 * 2 * 18  # descriptors on and off, two projections
+    # GROUP_SIZE_M on the best four tiles, and on what the tunings chose
+    assert all(
+        len({u.config for u in recorded.times if u.batch_size == size and u.config["GROUP_SIZE_M"] > 1}) >= 12
+        for size in recorded.sizes
+    )
 
 
 @pytest.mark.parametrize(
-    ("effort", "known", "mean", "worst", "most"),
+    ("name", "effort", "known", "mean", "worst", "most"),
     [
-        ("quick", True, 0.002, 0.01, 1300),
-        ("full", True, 0.0005, 0.005, 3250),
-        ("quick", False, 0.002, 0.01, 2600),
-        ("full", False, 0.002, 0.01, 3000),
+        ("bf16", "quick", True, 0.002, 0.02, 1300),
+        ("bf16", "full", True, 0.0005, 0.005, 3250),
+        ("bf16", "quick", False, 0.002, 0.01, 2600),
+        ("bf16", "full", False, 0.002, 0.01, 3000),
+        ("fp8", "quick", True, 0.002, 0.02, 1300),
+        ("fp8", "full", True, 0.0006, 0.006, 3250),
+        ("fp8", "quick", False, 0.002, 0.01, 2600),
+        ("fp8", "full", False, 0.002, 0.01, 3000),
     ],
 )
 def test_both_projections_of_our_own_kernel(
-    ours: Recorded, effort: str, known: bool, mean: float, worst: float, most: int
+    ours: dict[str, Recorded], name: str, effort: str, known: bool, mean: float, worst: float, most: int
 ) -> None:
-    assert ours.projections == ("up", "down")
-    assert most <= 0.1 * 1920 * len(ours.sizes)  # 480 tiles, descriptors on and off, two projections
+    recorded = ours[name]
+    assert recorded.projections == ("up", "down")
+    assert most <= 0.15 * recorded.visited
     prior = load_prior().without(HOPPER) if known else None
-    scored = score(ours, strategy("racing"), prior, EFFORTS[effort])
+    scored = score(recorded, strategy("racing"), prior, EFFORTS[effort])
     assert scored.mean <= mean
     assert scored.worst <= worst
     assert scored.evaluations <= most
