@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,9 +15,8 @@ from moegate.errors import UsageError
 _SKIP = frozenset({".git", ".venv", "node_modules", "__pycache__", "build", "dist"})
 _MAX_DEPTH = 10
 _MARKS = ("E=", "N=")
-_OTHER_OP = re.compile(
-    r"([a-z][a-z0-9_]*),(?:heads=|.*device_name=)"
-)  # what `tuner.emit` calls the files that no engine looks up
+# What `tuner.emit` calls the files that no engine looks up.
+_OTHER_OP = re.compile(r"([a-z][a-z0-9_]*),(?:heads=|.*device_name=)")
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def entries(folder: ConfigFolder) -> Iterator[Entry]:
                 yield Entry("file", Path(item.path), "", item.name)
         return
     for item in _scan(folder.path):
-        if not item.is_dir():
+        if not _is_dir(item):
             continue
         if parse_directory(item.name) is None and not _holds_configs(Path(item.path)):
             continue
@@ -113,7 +112,7 @@ def _kind(folder: Path, *, sure: bool = False) -> Literal["tree", "flat"] | None
     """What a folder is; `sure` wants a file that is a config's by its name, as a search through a repository must."""
     items = _scan(folder)
     for item in items:
-        if item.is_dir() and item.name.startswith("triton") and _holds_configs(Path(item.path)):
+        if item.name.startswith("triton") and _is_dir(item) and _holds_configs(Path(item.path)):
             names = [file.name for file in _scan(Path(item.path))]
             if not sure or any(parse_name(name) is not None for name in names):
                 return "tree"
@@ -143,4 +142,18 @@ def _scan(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _is_config(item: os.DirEntry[str]) -> bool:
-    return item.name.endswith(".json") and not item.name.endswith(".provenance.json") and item.is_file()
+    if not item.name.endswith(".json") or item.name.endswith(".provenance.json"):
+        return False
+    return _leads_to(item.is_file)
+
+
+def _is_dir(item: os.DirEntry[str]) -> bool:
+    return _leads_to(item.is_dir)
+
+
+def _leads_to(question: Callable[[], bool]) -> bool:
+    """The answer; no where a link leads in a circle or out of reach, as for one that leads nowhere."""
+    try:
+        return question()
+    except OSError:
+        return False
