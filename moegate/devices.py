@@ -230,6 +230,11 @@ def is_reported(name: str) -> bool:
     )
 
 
+def is_field(name: str) -> bool:
+    """Whether some device's config files carry `name`, which no lookup forms with spaces in it or around it."""
+    return name == normalise(name) and is_reported(name)
+
+
 def get(name: str) -> Device:
     """As `find`, but an unknown name is a UsageError that lists the nearest known ones."""
     device = find(name)

@@ -128,7 +128,7 @@ def _name_findings(entry: Entry, shown: str, engine: EngineLookup) -> Iterator[F
 
 def _why_unreachable(parsed: ParsedName, engine: EngineLookup) -> str | None:
     key = parsed.key
-    if not devices.is_reported(key.device_name):
+    if not devices.is_field(key.device_name):
         near = ", ".join(devices.near(key.device_name, 2))
         return f"no known device reports {key.device_name} (near: {near}; the table is moegate/devices.py)"
     if isinstance(key, DenseKey):

@@ -66,7 +66,7 @@ def _name(op: OpFiles, name: str, shown: str) -> Iterator[Finding]:
     elif device in devices.FALLBACK_NAMES:
         words = f"{device} is what drivers call {devices.FALLBACK_NAMES[device]}"
         yield finding("fallback-device-name", shown, 1, words)
-    elif not devices.is_reported(device):
+    elif not devices.is_field(device):
         near = ", ".join(devices.near(device, 2))
         words = f"no known device reports {device:.80} (near: {near}; the table is moegate/devices.py)"
         yield finding("unreachable", shown, 1, words)

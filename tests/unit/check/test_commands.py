@@ -135,6 +135,8 @@ def test_what_the_stores_lookup_would_refuse_is_an_error(tmp_path: Path, text: s
         ("store_kv_cache,heads=8,device_name=cpu,dtype=float32.json", "unparsable-name"),
         ("store_kv_cache,heads=8,dim=64.json", "unparsable-name"),
         ("store_kv_cache,heads=8,dim=64,device_name=NVIDIA_H2000,dtype=float32.json", "unreachable"),
+        ("store_kv_cache,heads=8,dim=64,device_name=NVIDIA H200,dtype=float32.json", "unreachable"),
+        ("store_kv_cache,heads=8,dim=64,device_name=cpu\n,dtype=float32.json", "unreachable"),
         ("store_kv_cache,heads=8,dim=64,device_name=cpu,dtype=fp8_w8a8.json", "unreachable"),
         ("store_kv_cache,heads=8,dim=64,device_name=,dtype=float32.json", "empty-device"),
     ],
@@ -142,6 +144,26 @@ def test_what_the_stores_lookup_would_refuse_is_an_error(tmp_path: Path, text: s
 def test_names_that_the_store_is_never_asked_for(tmp_path: Path, name: str, rule: str) -> None:
     found = document(orchestrator("check", "--configs", dense(tmp_path, name, GOOD), "--json"))["findings"]
     assert [one["rule"] for one in found] == [rule]
+
+
+def test_links_that_lead_in_a_circle_end_no_check(repo: Any, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    root.mkdir()
+    dense(root, STORE, GOOD)
+    names = (STORE.replace("64", "65"), STORE.replace("64", "66").replace(".json", ".provenance.json"), "triton_3_8_0")
+    folders = (root, root / "dense", repo.configs, repo.configs / "triton_3_8_0")
+    for link in (folder / name for folder in folders for name in names if not (folder / name).exists()):
+        link.symlink_to(link.name)
+    for configs, files in ((root, 1), (root / "dense", 1), (repo.configs, 4)):
+        done = orchestrator("check", "--configs", configs, "--json")
+        assert (done.returncode, document(done)["files"]) == (0, files)
+
+
+def test_a_device_name_with_a_space_is_asked_for_by_no_lookup(repo: Any) -> None:
+    path = repo.file(KEY.on("NVIDIA_B200"))
+    path.rename(path.with_name(path.name.replace("NVIDIA_B200", "NVIDIA B200")))
+    done = orchestrator("check", "--configs", repo.configs, "--json")
+    assert document(done)["counts"] == {"unreachable": 1}
 
 
 def test_a_store_file_is_held_against_its_sidecar_and_its_base(tmp_path: Path) -> None:
