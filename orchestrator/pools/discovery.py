@@ -115,6 +115,8 @@ def _unmasked(found: list[HostDevice]) -> list[HostDevice]:
         return found
     kept: list[HostDevice] = []
     for word in filter(None, map(str.strip, mask.split(","))):
+        if word == "-1":  # CUDA hides this and whatever follows
+            break
         mine = [d for d in found if word == str(d.ordinal) or (len(word) > 4 and d.identity.identity.startswith(word))]
         if len(mine) != 1:
             raise PoolError(

@@ -52,8 +52,10 @@ def test_nvidia_devices_are_named_by_uuid(tool):
 
 
 @pytest.mark.parametrize(
-    ("mask", "seen"), [("1", ["GPU-bb"]), ("GPU-a", ["GPU-aa"]), ("1, 0", ["GPU-aa", "GPU-bb"]), ("0,0", ["GPU-aa"])]
-)
+    ("mask", "seen"),
+    [("1", ["GPU-bb"]), ("GPU-a", ["GPU-aa"]), ("1, 0", ["GPU-aa", "GPU-bb"]), ("0,0", ["GPU-aa"]),
+     ("1,-1,0", ["GPU-bb"])],
+)  # fmt: skip
 def test_devices_that_are_masked_from_the_orchestrator_are_not_its_own(tool, monkeypatch, mask, seen):
     tool("nvidia-smi", "print('0, GPU-aa, NVIDIA H200, 580.1, 9.0, 1\\n1, GPU-bb, NVIDIA H200, 580.1, 9.0, 1')")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
@@ -62,7 +64,7 @@ def test_devices_that_are_masked_from_the_orchestrator_are_not_its_own(tool, mon
 
 @pytest.mark.parametrize(
     ("mask", "said"),
-    [("", "hides all of them"), ("2", "names '2', which nvidia-smi does not list"), ("-1", "names '-1'"),
+    [("", "hides all of them"), ("2", "names '2', which nvidia-smi does not list"), ("-1", "hides all of them"),
      ("GPU-", "names 'GPU-'"), ("0", "counts the fastest first, nvidia-smi by address, and this host has A, B")],
 )  # fmt: skip
 def test_a_mask_that_cannot_be_honoured_is_said(tool, monkeypatch, mask, said):
