@@ -129,10 +129,11 @@ def _run(
         if not command:
             return _follow(child, base_url, log, shared=shared)
         told = {BASE_URL: base_url, LAUNCH_FILE: str(file), _CLIENTS_KEY: key}
-        return _client(child, command, {**os.environ, **told}, log)
+        return _client(child, command, {**os.environ, **told}, base_url, log)
     finally:
+        alive = child.poll() is None
         child.stop(_GRACE_S)
-        if spec.record_routing is not None and ready:
+        if spec.record_routing is not None and ready and alive:
             _say_unrecorded(spec.record_routing)
 
 
@@ -190,7 +191,7 @@ def _told(engine: Engine, launched: Launched, key: str) -> str:
                        "work": str(launched.work), "api_key": key}, indent=1) + "\n"  # fmt: skip
 
 
-def _client(child: spawn.Child, command: Sequence[str], env: dict[str, str], log: Path) -> int:
+def _client(child: spawn.Child, command: Sequence[str], env: dict[str, str], base_url: str, log: Path) -> int:
     """Run the command beside the server; it inherits our output and dies with us."""
     argv = [sys.executable, "-P", "-m", *command] if command[0] == "serving" else list(command)
     try:
@@ -206,11 +207,20 @@ def _client(child: spawn.Child, command: Sequence[str], env: dict[str, str], log
             except subprocess.TimeoutExpired:
                 if child.poll() is not None:
                     raise _server_ended(child, log) from None
+        if code != 0 and not is_up(base_url):
+            _await_end(child)
         if child.poll() is not None:
             raise _server_ended(child, log)
         return code if code >= 0 else 128 - code
     finally:
         _end_group(process)
+
+
+def _await_end(child: spawn.Child) -> None:
+    """Give a server that answers no more the time to end: its clients see it go before it has gone."""
+    deadline = time.monotonic() + _GRACE_S
+    while child.poll() is None and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

@@ -160,6 +160,17 @@ def test_a_launch_that_recorded_nothing_says_so_and_a_relative_import_path_reach
     assert any("-m serving.server " in line for line in (tmp_path / "seen").read_text().splitlines())
 
 
+def test_a_server_that_ends_on_its_clients_says_why(serving: Callable, tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    load = shlex.join([sys.executable, "-P", "-m", *bench(tmp_path / "o.json", requests=2, input=70, output=2)])
+    done = serving("launch", f"--model={MODEL}", "--configs=none", f"--record-routing={folder}", "--",
+                   "sh", "-c", f"rm -r {shlex.quote(str(folder))} && exec {load}")  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert "the server ended with 3; its log ends:" in done.stderr
+    assert f"No such file or directory: '{folder}" in done.stderr
+    assert "no prefill was long enough" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
