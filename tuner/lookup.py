@@ -9,7 +9,7 @@ from typing import Any
 
 from moegate import canonical
 from moegate.configs import ConfigTree, load_config
-from moegate.configs.values import STORE_FIELDS, nearest
+from moegate.configs.values import STORE_FIELDS, is_batch_size, nearest
 from moegate.errors import UsageError
 from moegate.records import ConfigUse
 from tuner.emit import single_name
@@ -96,7 +96,7 @@ def _entries(problem: Problem, path: Path) -> dict[int, dict[str, Any]]:
         return {size: dict(entry) for size, entry in load_config(path).items()}
     found = canonical.load_json(path)
     rows = found.items() if isinstance(found, dict) else ()
-    entries = {size: entry for key, entry in rows if (size := canonical.whole(key, 1, 1 << 20)) is not None}
+    entries = {int(key): entry for key, entry in rows if is_batch_size(key)}
     if not entries or len(entries) != len(found) or not all(map(_is_split, entries.values())):
         raise UsageError("is no file of this op", file=path, fix='{"1": {"num_split": 1}, ...}')
     return entries

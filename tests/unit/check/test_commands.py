@@ -100,7 +100,12 @@ def test_files_of_unknown_ops_are_said_not_to_be_checked(tmp_path: Path) -> None
 
 
 def test_a_file_of_the_store_is_checked(tmp_path: Path) -> None:
-    root = dense(tmp_path, STORE, GOOD)
+    from tuner.lookup import lookup
+    from tuner.problem import parse_shape
+
+    root = dense(tmp_path, STORE, GOOD.replace("64", "2000000"))
+    found = lookup(parse_shape("heads=8,dim=64", "store_kv_cache", "float32"), root, "cpu", "3.8.0", lambda _: None)
+    assert found.at(1 << 22).configs == {"main": {"num_split": 4}}
     for words in (("--configs", root), ("--configs", root / "dense"), (root / "dense" / STORE,)):
         done = orchestrator("check", *words)
         assert (done.returncode, done.stdout) == (0, "1 config files: no finding\n")
@@ -112,6 +117,7 @@ def test_a_file_of_the_store_is_checked(tmp_path: Path) -> None:
         ('{\n"1": {"num_split": 0}}', "bad-value", 2), ('{"1": {"num_split": 65536}}', "bad-value", 1),
         ('{"1": {"num_split": "1"}}', "bad-value", 1), ('{"1": 1}', "bad-value", 1), ("{}", "bad-value", 1),
         ("[]", "bad-value", 1), ("{", "bad-value", 1), ('{"x": 1, "1": {"num_split": 1}}', "bad-value", 1),
+        ('{"01": {"num_split": 1}, "2": {"num_split": 1}}', "bad-value", 1),
         ('{"1": {}}', "missing-field", 1), ('{\n\n"1": {"num_split": 1, "a": 2}}', "unknown-field", 3),
     ],
 )  # fmt: skip
