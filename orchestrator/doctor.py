@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -187,4 +188,5 @@ def _examine(probe: Probe) -> Finding:
     try:
         return Finding(probe.name, True, probe.look())
     except (LookupError, MoegateError, OSError, subprocess.SubprocessError, ValueError) as error:
-        return Finding(probe.name, False, str(error), probe.cost, probe.fix)
+        own = re.search(r"\(fix: (.+)\)$", str(error), re.DOTALL)  # knows better what is wrong than the table does
+        return Finding(probe.name, False, str(error), probe.cost, own[1] if own else probe.fix)

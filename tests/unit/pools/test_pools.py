@@ -220,6 +220,14 @@ def test_doctor_names_and_releases_withdrawn_devices(simulated_host, monkeypatch
     assert finding(text)["present"]
 
 
+def test_doctor_passes_on_what_a_device_says_would_help(simulated_host, monkeypatch):
+    simulated_host.nvidia(1)
+    monkeypatch.setattr(examination, "PROBES", tuple(p for p in examination.PROBES if p.name == "nvidia"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (found,) = examination.examine()
+    assert (found.present, found.fix) == (False, "unset CUDA_VISIBLE_DEVICES")
+
+
 def test_overlapping_cpu_sets_collide():
     device = HostDevice(DeviceIdentity("cpu", "c", "cpu:host"))
     spec = PoolSpec("a", "cpu")
