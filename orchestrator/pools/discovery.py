@@ -21,7 +21,7 @@ from moegate.records import DeviceIdentity
 from orchestrator.pools import dri
 from orchestrator.pools.slots import HostDevice
 
-__all__ = ["PROBES", "cpu_sets", "devices", "machine_identity"]
+__all__ = ["PROBES", "cpu_sets", "devices", "machine_identity", "mask"]
 
 _DEADLINE_S = 20.0
 _CUDA_MASK = "CUDA_VISIBLE_DEVICES"
@@ -131,6 +131,12 @@ def _unmasked(found: list[HostDevice]) -> list[HostDevice]:
     if not kept:
         raise PoolError(f"no NVIDIA devices: {_CUDA_MASK} hides all of them (fix: unset {_CUDA_MASK})")
     return [device for device in found if device in kept]
+
+
+def mask(kind: str) -> str | None:
+    """The mask in this process's environment that devices of `kind` were counted under, as `NAME=VALUE`."""
+    told = os.environ.get(_CUDA_MASK) if kind == "cuda" else None
+    return None if told is None else f"{_CUDA_MASK}={told:.80}"
 
 
 def _kinds(found: list[HostDevice]) -> set[str]:

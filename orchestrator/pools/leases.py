@@ -203,6 +203,8 @@ def open_pool(
     if len(found) < spec.slots:
         out = (marks.get(file_stem(device.identity.identity)) for device in every)
         why = "".join(f"; {mark} ({_RELEASE})" for mark in out if mark)
+        mask = discovery.mask(spec.device)
+        why += f"; {mask} may hide others" if mask else ""
         raise PoolError(f"pool {spec.name} wants {spec.slots} devices, this host has {len(found)}{why}")
     slots = [_slot(spec, index, device, cpus) for index, device in enumerate(found[: spec.slots])]
     return Pool(spec, slots, allocator(spec, slots))

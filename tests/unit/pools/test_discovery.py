@@ -176,11 +176,14 @@ def test_amd_devices_are_known_by_address_in_numeric_order(simulated_host):
         discovery.devices("rocm", 1)
 
 
-def test_a_device_of_another_name_or_too_few_devices_is_refused(tool):
+def test_a_device_of_another_name_or_too_few_devices_is_refused(tool, monkeypatch):
     tool("nvidia-smi", "print('0, GPU-a, NVIDIA H100 80GB HBM3, 580.1, 9.0, 81559')")
     with pytest.raises(PoolError, match="wants NVIDIA H200, this host has NVIDIA H100"):
         open_pool(PoolSpec("h", "cuda", device_name="NVIDIA H200"), lambda *_: None, ())
-    with pytest.raises(PoolError, match="wants 2 devices, this host has 1"):
+    with pytest.raises(PoolError, match=r"wants 2 devices, this host has 1$"):
+        open_pool(PoolSpec("h", "cuda", slots=2), lambda *_: None, ())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(PoolError, match=r"this host has 1; CUDA_VISIBLE_DEVICES=0 may hide others$"):
         open_pool(PoolSpec("h", "cuda", slots=2), lambda *_: None, ())
 
 
