@@ -135,7 +135,7 @@ def verify(
     out: Record = None,
     as_json: Json = False,
 ) -> None:
-    """Hold every op against its twin, over dtypes and odd shapes.
+    """Hold ops that have a check against their twins, over dtypes and odd shapes.
 
     Example: tuner verify --ops fused_experts --dtypes float32,bfloat16 --out result.json
     """

@@ -1,4 +1,4 @@
-"""`tuner verify`: every op against its twin, over dtypes and odd shapes."""
+"""`tuner verify`: ops that have a check against their twins, over dtypes and odd shapes."""
 
 from __future__ import annotations
 
