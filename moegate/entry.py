@@ -95,8 +95,18 @@ def guard(program: str, command: Callable[[], object], *, interrupted: str = "")
         code = int(Exit.OK)
     except OSError as error:
         code = _say(program, from_os(error))
+    except RuntimeError as error:
+        code = _say(program, from_os(_circle(error)))
     _drop_output()
     sys.exit(code)
+
+
+def _circle(error: RuntimeError) -> OSError:
+    """What the system said of links that lead in a circle, which pathlib up to Python 3.12 turns into this."""
+    told = error.__context__
+    if isinstance(told, OSError) and told.errno == errno.ELOOP:
+        return told
+    raise error
 
 
 def _not_installed(error: ModuleNotFoundError) -> InfraError:

@@ -67,6 +67,14 @@ def test_how_a_program_ends(body: str, code: int, said: str) -> None:
 
 def test_a_defect_still_shows_itself() -> None:
     assert "ZeroDivisionError" in ended("1 / 0")[2]
+    assert "RuntimeError: odd" in ended("(_ for _ in ()).throw(RuntimeError('odd'))")[2]
+
+
+def test_links_in_a_circle_are_the_persons(tmp_path: Path) -> None:
+    link = tmp_path / "circle"
+    link.symlink_to(link.name)
+    body = f"open(__import__('pathlib').Path({str(link)!r}).resolve())"
+    assert ended(body) == (2, "", f"prog: {link}: Too many levels of symbolic links\n")
 
 
 def test_output_that_cannot_be_written_is_the_machines_fault() -> None:
