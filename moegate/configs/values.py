@@ -128,7 +128,12 @@ class ValueProblem:
 
 
 def problems(
-    data: object, *, engine: Engine = "moegate", vendor: str | None = None, fields: tuple[Field, ...] = FIELDS
+    data: object,
+    *,
+    engine: Engine = "moegate",
+    vendor: str | None = None,
+    fields: tuple[Field, ...] = FIELDS,
+    defaults: bool = True,
 ) -> Iterator[ValueProblem]:
     """Everything wrong with a config file's parsed JSON, in file order.
 
@@ -137,6 +142,7 @@ def problems(
         engine: whose loader and kernel will see it; vLLM allows a top-level `triton_version`.
         vendor: the device's vendor where it is known: a parameter of another vendor's compiler is unknown there.
         fields: the parameter table.
+        defaults: whether something is run with all the same where the file does not say what.
     """
     if not isinstance(data, dict):
         yield ValueProblem("bad-value", (), f"is {_say(data)}; must be an object of batch sizes", 'write {"1": {...}}')
@@ -163,12 +169,12 @@ def problems(
                 _example(known),
             )
             continue
-        yield from _entry_problems(key, entry, known, engine)
+        yield from _entry_problems(key, entry, known, engine, defaults)
     if not sizes:
         yield ValueProblem(
             "bad-value",
             (),
-            "holds no batch size, so that the engine silently uses its default config",
+            "holds no batch size" + (", so that the engine silently uses its default config" if defaults else ""),
             "add the tuned batch sizes or delete the file",
         )
     elif sizes != sorted(sizes):
@@ -210,7 +216,9 @@ def _example(known: _Known) -> str:
     return f'write {{"{first.name}": {first.low}{", ..." if len(known.needed) > 1 else ""}}}'
 
 
-def _entry_problems(key: str, entry: Mapping[str, object], known: _Known, engine: Engine) -> Iterator[ValueProblem]:
+def _entry_problems(
+    key: str, entry: Mapping[str, object], known: _Known, engine: Engine, defaults: bool
+) -> Iterator[ValueProblem]:
     for name, value in entry.items():
         field = known.fields.get(name)
         if field is None:
@@ -221,8 +229,8 @@ def _entry_problems(key: str, entry: Mapping[str, object], known: _Known, engine
             yield ValueProblem("bad-value", (key, name), words, f"use {field.wanted}")
     for name in known.needed:
         if name not in entry:
-            words = f"batch size {key} has no {name}: the compiler's default applies, which nobody timed"
-            yield ValueProblem("missing-field", (key,), words, f"add {name}")
+            then = ": the compiler's default applies, which nobody timed" if defaults else ""
+            yield ValueProblem("missing-field", (key,), f"batch size {key} has no {name}{then}", f"add {name}")
 
 
 def parse_config(

@@ -88,7 +88,7 @@ def _values(op: OpFiles, entry: Entry, shown: str) -> Iterator[Finding]:
         yield finding("bad-value", shown, error.line or 1, error.message, fix=error.fix)
         return
     lines = Positions(text).lines
-    for wrong in problems(data, fields=op.fields):
+    for wrong in problems(data, fields=op.fields, defaults=False):
         line = next((lines[wrong.path[:n]] for n in range(len(wrong.path), -1, -1) if wrong.path[:n] in lines), 1)
         severity: Severity | None = None if wrong.rule == "unsorted-keys" else "error"
         yield finding(wrong.rule, shown, line, wrong.message, fix=wrong.fix, severity=severity)

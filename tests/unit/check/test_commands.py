@@ -131,6 +131,7 @@ def test_what_the_stores_lookup_would_refuse_is_an_error(tmp_path: Path, text: s
     (found,) = document(done)["findings"]
     assert (done.returncode, found["rule"], found["severity"], found["line"]) == (1, rule, "error", line)
     assert found["file"].endswith(STORE)
+    assert "default" not in found["message"]
     with pytest.raises(UsageError):
         lookup(parse_shape("heads=8,dim=64", "store_kv_cache", "float32"), root, "cpu", "3.8.0", lambda _: None)
 
