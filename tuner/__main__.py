@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import NoReturn
 
 from moegate.entry import guard
@@ -13,11 +14,8 @@ def main() -> NoReturn:
     """Run the command line and exit."""
     from tuner.cli import app
 
-    guard(
-        "tuner",
-        lambda: app(standalone_mode=False),
-        interrupted="interrupted; what was measured is in the journal, the same command goes on",
-    )
+    kept = "; what was measured is in the journal, the same command goes on" if sys.argv[1:2] == ["tune"] else ""
+    guard("tuner", lambda: app(standalone_mode=False), interrupted=f"interrupted{kept}")
 
 
 if __name__ == "__main__":

@@ -148,6 +148,19 @@ def test_what_nohup_ignores_stays_ignored() -> None:
     assert subprocess.run([sys.executable, "-c", body], timeout=30).returncode == 0
 
 
+@pytest.mark.parametrize(("command", "kept"), [("tune", True), ("compare", False)])
+def test_only_what_keeps_a_journal_says_that_it_goes_on(command: str, kept: bool) -> None:
+    code = (
+        "import sys, tuner.cli, tuner.__main__\n"
+        "tuner.cli.app = lambda **_: (_ for _ in ()).throw(KeyboardInterrupt())\n"
+        "tuner.__main__.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, command], capture_output=True, text=True)
+    assert done.returncode == 130
+    assert done.stderr.startswith("tuner: interrupted")
+    assert ("journal" in done.stderr) is kept
+
+
 @pytest.mark.parametrize("option", ["--emit", "--python"])
 def test_an_empty_option_is_not_the_default(tmp_path: Path, option: str) -> None:
     argv = [sys.executable, "-P", "-m", "tuner", "tune", "--out", "tuned", option, ""]
