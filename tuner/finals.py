@@ -17,10 +17,10 @@ from moegate.errors import InfraError
 from moegate.journal import Journal
 from tuner.child.client import ChildSpec, Worker, WorkerLost
 from tuner.config import Config
-from tuner.crossed import crossable, leads_of, second_race
+from tuner.crossed import Pair, crossable, leads_of, second_race
 from tuner.live import LiveOptions
 from tuner.playoff import levels
-from tuner.problem import Problem, Projection
+from tuner.problem import Problem
 from tuner.strategies.base import Choice
 
 __all__ = ["Final", "Finals", "decide"]
@@ -29,8 +29,6 @@ __all__ = ["Final", "Finals", "decide"]
 _FLOOR = 0.002
 _SIGMA = 1.4826
 _NO_DEFAULT = "the default config does not run here"
-
-Pair = dict[Projection, Config]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from typing import Any
 
 from tuner.child.client import ChildSpec, Worker, WorkerLost
 from tuner.config import Config
+from tuner.crossed import Pair
 from tuner.live import Live, LiveOptions, pool_size
 from tuner.pipeline import interpreter_env
 from tuner.playoff import levels
@@ -38,7 +39,6 @@ FIRST_ROUNDS, ROUNDS = 16, 40
 _Z = 1.96
 _COMPILE_S, _ASK_S = 30.0, 30.0
 
-Pair = dict[Projection, Config]
 Ask = Callable[[int, Sequence[Pair], int], list[list[float]]]
 """Times pairs at a batch size in alternating rounds: samples per pair, one a round."""
 

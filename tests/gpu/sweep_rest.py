@@ -36,6 +36,7 @@ class _Sweep:
 
     recorded: Recorded
     chosen: dict[int, dict[str, Any]] = field(default_factory=dict)
+    arenas: dict[int, Arena] = field(default_factory=dict, init=False)
 
     def _leading(self, count: int) -> list[tuple[int, Projection, Config]]:
         return [
