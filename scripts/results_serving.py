@@ -75,7 +75,8 @@ def _square(d: dict[str, Any]) -> str:
             f"| {bounds} | {foretold} | {c['http_per_token_us']} |"
         )
     lines += ["\nInteraction (gain under `triton` less gain under `auto`, in log ratio): "
-              + "; ".join(f"{i['concurrency']} clients {i['difference']:+.4f} [{i['low']:+.4f}, {i['high']:+.4f}] at "
+              + "; ".join(f"{i['concurrency']} client{'s' * (i['concurrency'] > 1)} {i['difference']:+.4f} "
+                          f"[{i['low']:+.4f}, {i['high']:+.4f}] at "
                           f"{100 * i['level']:.0f} %" for i in d["interactions"]) + ".\n"]  # fmt: skip
     return "\n".join(lines)
 

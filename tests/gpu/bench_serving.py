@@ -49,7 +49,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     add("--model", default="examples/models/deepseek-ocr-2")
     add("--tuned", required=True, help="folder of tuned configs")
     add("--kernel", nargs="*", default=[], help="ARM=FILE: results of `tuner bench`, for the prediction")
-    add("--decode", type=Path, help="results of `bench_decode_arms.py`, for another")
+    add("--decode", type=Path, help="results of `bench_decode_arms.py`, for a second prediction")
     add("--backends", default="auto,triton")
     add("--graph", default="full")
     add("--concurrency", default="16,1,96", help="loads, in this order")
