@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import select
 import socket
 import struct
+import time
 from typing import Any
 
 __all__ = ["AsyncChannel", "Channel", "Message", "pack"]
@@ -38,6 +40,17 @@ class Channel:
             self._socket.sendall(pack(message))
         except OSError as error:
             raise EOFError(str(error)) from None
+
+    def linger(self, seconds: float) -> None:
+        """Drop what still comes until the peer closes, at most `seconds`.
+
+        For the last message: closed with something unread, this end would reset the other, and its message be lost.
+        """
+        until = time.monotonic() + seconds
+        with contextlib.suppress(OSError):
+            while (left := until - time.monotonic()) > 0:
+                if self._poller.poll(1000 * left) and not self._socket.recv(_CHUNK):
+                    return
 
     def receive(self, wait: bool) -> list[Message]:
         """Return the messages that have arrived; with `wait`, at least one."""

@@ -29,6 +29,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
 _SLOTS = {"cpu": 16}  # every other kind of device: 128
 _MAX_LENGTH = 4096
 _READS_HOST = frozenset({"torch", "reference"})  # backends of the experts that no device graph can hold
+_LAST_WORD_S = 2.0  # the longest that a worker which failed waits for the HTTP process to have read why
 
 
 class Worker:
@@ -231,6 +232,7 @@ def main() -> int:
         except (MoegateError, OSError) as error:
             code = error.exit if isinstance(error, MoegateError) else Exit.INFRA
             channel.send({"op": "failed", "exit": int(code), "message": str(error)})
+            channel.linger(_LAST_WORD_S)
             return int(code)
         finally:
             if worker is not None and worker.group is not None:

@@ -286,3 +286,26 @@ def test_numbers_that_no_server_can_have_are_exit_2(
         parser().parse_args(["--model", "m", f"{option}={value}"])
     assert left.value.code == 2
     assert "is no number from" in capsys.readouterr().err
+
+
+def test_a_last_message_outlives_what_its_sender_did_not_read() -> None:
+    """A worker that fails says why though the other side was writing to it just then."""
+    ours, theirs = socket.socketpair()
+    worker = Channel(theirs.detach())
+
+    def fail() -> None:
+        worker.send({"op": "failed", "exit": 3, "message": "No space left on device"})
+        worker.linger(30.0)
+        worker._socket.close()
+
+    async def serve() -> dict[str, object]:
+        link = await AsyncChannel.open(ours)
+        link.send({"op": "cancel", "id": 1})
+        ending = asyncio.create_task(asyncio.to_thread(fail))
+        await asyncio.sleep(0.2)  # without the linger the worker has closed by now, the cancellation unread
+        said = await link.receive()
+        link.close()
+        await ending
+        return said
+
+    assert asyncio.run(serve())["message"] == "No space left on device"
