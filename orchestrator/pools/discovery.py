@@ -119,8 +119,11 @@ def _unmasked(found: list[HostDevice]) -> list[HostDevice]:
             break
         mine = [d for d in found if word == str(d.ordinal) or (len(word) > 4 and d.identity.identity.startswith(word))]
         if len(mine) != 1:
+            fix = (
+                "of a whole device, MIG slices are no devices of a pool" if word.startswith("MIG") else "that it lists"
+            )
             raise PoolError(
-                f"{_CUDA_MASK} names {word!r:.80}, which nvidia-smi does not list (fix: unset {_CUDA_MASK})"
+                f"{_CUDA_MASK} names {word!r:.80}, which nvidia-smi does not list (fix: an index or UUID {fix})"
             )
         if word.isdigit() and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" and len(_kinds(found)) > 1:
             raise PoolError(

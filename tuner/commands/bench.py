@@ -34,6 +34,8 @@ _REPS = {"triton": 3, "torch": 20, "reference": 5}
 _GPU_REPS = 20
 _METRIC = "kernel_time"
 _CONFIGURED = "triton"  # the one backend that reads configs
+# Ops whose plain backends look at ids or indices on the host.
+_READS_HOST = {(op, backend) for op in ("fused_experts", "store_kv_cache") for backend in ("torch", "reference")}
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,17 @@ def _prepare(problem: Problem, engine: str, backend: str, configs: Path | None, 
     found = lookup(problem, configs, name, versions.get("triton", "0.0.0"), adapter.default)
     chosen = reps or (_GPU_REPS if device.kind != "cpu" else _REPS.get(selection.resolved, 3))
     graphs = graphs and device.kind != "cpu"
+    if graphs:
+        _ensure_capturable(problem.op, selection.resolved)
     return _Bench(
         problem, engine, selection, found, adapter, device, identity, versions, is_interpreted(), graphs, chosen
     )
+
+
+def _ensure_capturable(op: str, resolved: str) -> None:
+    """Refuse a device graph of what reads its indices back to the host."""
+    if (op, resolved) in _READS_HOST:
+        raise UsageError(f"{resolved} reads back to the host: no graph can hold it", field="--graph", fix="eager")
 
 
 def _cold(bench: _Bench, seed: int) -> tuple[int, int]:

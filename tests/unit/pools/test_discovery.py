@@ -64,7 +64,8 @@ def test_devices_that_are_masked_from_the_orchestrator_are_not_its_own(tool, mon
 
 @pytest.mark.parametrize(
     ("mask", "said"),
-    [("", "hides all of them"), ("2", "names '2', which nvidia-smi does not list"), ("-1", "hides all of them"),
+    [("", "hides all of them"), ("2", "names '2', which nvidia-smi does not list"),
+     ("MIG-1", "MIG slices are no devices of a pool"), ("-1", "hides all of them"),
      ("GPU-", "names 'GPU-'"), ("0", "counts the fastest first, nvidia-smi by address, and this host has A, B")],
 )  # fmt: skip
 def test_a_mask_that_cannot_be_honoured_is_said(tool, monkeypatch, mask, said):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,9 @@ def test_help_names_the_batch_sizes_that_are_the_default() -> None:
         assert f"the {len(BATCH_SIZES)} sizes" in told(command)
         assert f"{BATCH_SIZES[0]} to {BATCH_SIZES[-1]} (under Triton's interpreter: {on_cpu})" in told(command)
     assert told("bench").endswith(f"default: {','.join(map(str, bench._DEFAULT_SIZES))}.")
+
+
+@pytest.mark.parametrize(("op", "refused"), [("store_kv_cache", True), ("block_fp8_linear", False)])
+def test_a_graph_of_what_reads_back_to_the_host_is_refused(op: str, refused: bool) -> None:
+    with pytest.raises(UsageError, match="no graph can hold it") if refused else nullcontext():
+        bench._ensure_capturable(op, "torch")
