@@ -69,6 +69,17 @@ def _residual(x, delta, stride_slot, START: tl.constexpr, BLOCK: tl.constexpr, W
 
 
 @helper
+def _residuals(at_x, at_d, stride_slot, WIDTH: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr,
+               SLOTS: tl.constexpr):  # fmt: skip
+    """Both parts of a row's `_residual`; the second is not used where there is no TAIL."""
+    head = _residual(at_x, at_d, stride_slot, 0, HEAD, WIDTH, SLOTS)
+    tail = head
+    if TAIL > 0:
+        tail = _residual(at_x, at_d, stride_slot, HEAD, TAIL, WIDTH, SLOTS)
+    return head, tail
+
+
+@helper
 def _scale(head, tail, eps, WIDTH: tl.constexpr, TAIL: tl.constexpr):
     """1 / RMS of a row."""
     square = tl.sum(head * head, 0)
@@ -116,12 +127,7 @@ def norm_linear(x, delta, gain, weight, bias, total, out, eps, cols, stride_x, s
         offset = tl.load(bias + n, mask=n < cols, other=0.0).to(tl.float32)
     wait_dependencies(PDL)
     for row in tl.static_range(ROWS):
-        at_x = x + row * stride_x
-        at_d = delta + row * stride_d
-        head = _residual(at_x, at_d, stride_slot, 0, HEAD, WIDTH, SLOTS)
-        tail = head
-        if TAIL > 0:
-            tail = _residual(at_x, at_d, stride_slot, HEAD, TAIL, WIDTH, SLOTS)
+        head, tail = _residuals(x + row * stride_x, delta + row * stride_d, stride_slot, WIDTH, HEAD, TAIL, SLOTS)
         product = _dot(head * g_head, tail * g_tail, w_head, w_tail, TAIL)
         result = product * _scale(head, tail, eps, WIDTH, TAIL) + offset
         tl.store(out + row * cols + n, narrow(result, out.dtype.element_ty), mask=n < cols)
@@ -138,12 +144,7 @@ def norm_rows(x, delta, gain, normed, eps, stride_x, stride_d, stride_slot, WIDT
     row = tl.program_id(0)
     g_head, g_tail = _vectors(gain, WIDTH, HEAD, TAIL)
     wait_dependencies(PDL)
-    at_x = x + row * stride_x
-    at_d = delta + row * stride_d
-    head = _residual(at_x, at_d, stride_slot, 0, HEAD, WIDTH, SLOTS)
-    tail = head
-    if TAIL > 0:
-        tail = _residual(at_x, at_d, stride_slot, HEAD, TAIL, WIDTH, SLOTS)
+    head, tail = _residuals(x + row * stride_x, delta + row * stride_d, stride_slot, WIDTH, HEAD, TAIL, SLOTS)
     scale = _scale(head, tail, eps, WIDTH, TAIL)
     _put_row(normed + row * WIDTH, head * scale * g_head, tail * scale * g_tail, WIDTH, HEAD, TAIL)
 
