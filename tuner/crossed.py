@@ -10,19 +10,38 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tuner.config import Config
 from tuner.playoff import levels
 from tuner.problem import Projection
 
-__all__ = ["Pair", "crossable", "leads_of", "second_race"]
+__all__ = ["Pair", "Race", "crossable", "leads_of", "races", "second_race"]
 
 Pair = dict[Projection, Config]
+Race = Callable[[Sequence[Pair], int], list[list[float]]]
+"""Times pairs over so many rounds: microseconds per pair, none for one that does not run."""
 
 _KEPT, _NEW = 3, 5
 _NEAR = 1.01
 """Who is further behind the first race's best, or is foretold to be, does not play the second one."""
+
+
+def races(
+    race: Race, contenders: Sequence[Pair], default: Pair, pairs: Sequence[Pair], rounds: int
+) -> list[tuple[list[Pair], list[list[float]]]]:
+    """One race of `pairs`, and of half as many rounds where a second one may follow; who played and the samples.
+
+    `contenders` are the search's, sorted; the second race begins with the default where `pairs` have it.
+    """
+    leads = leads_of(contenders)
+    crossed = crossable(leads, pairs)
+    samples = race(pairs, rounds // 2 if crossed else rounds)
+    played = [(list(pairs), samples)]
+    if crossed and (second := [pair for pair in second_race(leads, pairs, samples) if pair != default]):
+        again = [*(pair for pair in pairs if pair == default), *second]
+        played.append((again, race(again, rounds)))
+    return played
 
 
 def leads_of(contenders: Sequence[Pair]) -> list[Pair]:

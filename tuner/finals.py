@@ -17,7 +17,7 @@ from moegate.errors import InfraError
 from moegate.journal import Journal
 from tuner.child.client import ChildSpec, Worker, WorkerLost
 from tuner.config import Config
-from tuner.crossed import Pair, crossable, leads_of, second_race
+from tuner.crossed import Pair, races
 from tuner.live import LiveOptions
 from tuner.playoff import levels
 from tuner.problem import Problem
@@ -123,20 +123,18 @@ class Finals:
         """One batch size: a race, and a second one of what the first makes likely."""
         size = choice.batch_size
         candidates = [default, *(c for c in choice.contenders if c != default)]
-        leads = leads_of(choice.contenders)
-        crossed = crossable(leads, candidates)
-        samples, notes = self._samples(size, candidates, rounds // 2 if crossed else rounds)
+        notes: list[str] = []
+
+        def race(pairs: Sequence[Pair], rounds: int) -> list[list[float]]:
+            samples, more = self._samples(size, pairs, rounds)
+            notes.extend(more)
+            return samples
+
         tried: list[Pair] = []
-        if crossed and (second := [pair for pair in second_race(leads, candidates, samples) if pair != default]):
-            again = [default, *second]
-            timed, more = self._samples(size, again, rounds)
-            notes += more
-            final = self._won(size, again, timed, notes, tried)
+        for pairs, samples in reversed(races(race, choice.contenders, default, candidates, rounds)):
+            final = self._won(size, pairs, samples, notes, tried)
             if final is not None:
                 return final
-        final = self._won(size, candidates, samples, notes, tried)
-        if final is not None:
-            return final
         raise InfraError(f"no config computes {self.problem.op} at batch size {size}: {'; '.join(notes)}")
 
     def _won(
@@ -174,7 +172,7 @@ class Finals:
             round(_mad(base), 3), kept, True, tuple(notes),
         )  # fmt: skip
 
-    def _samples(self, size: int, candidates: list[Pair], rounds: int) -> tuple[list[list[float]], list[str]]:
+    def _samples(self, size: int, candidates: Sequence[Pair], rounds: int) -> tuple[list[list[float]], list[str]]:
         """Samples per candidate; where the joint race fails each is run alone, and the guilty one gets no samples."""
         answer = self._ask("final", size, candidates, rounds=rounds)
         if "error" not in answer:
@@ -192,7 +190,7 @@ class Finals:
         answer = self._ask("verify", size, [configs])
         return f"{answer['error']}: {answer['reason']}" if "error" in answer else None
 
-    def _ask(self, kind: str, size: int, candidates: list[Pair], **more: Any) -> dict[str, Any]:
+    def _ask(self, kind: str, size: int, candidates: Sequence[Pair], **more: Any) -> dict[str, Any]:
         plain = [{projection: config.as_dict() for projection, config in pair.items()} for pair in candidates]
         key = (kind, size, _spell(plain))
         if key in self._done:

@@ -10,9 +10,10 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from tuner.config import Config
-from tuner.crossed import Pair, crossable, leads_of, second_race
+from tuner.crossed import Pair, races
 from tuner.effort import Effort
 from tuner.finals import decide
 from tuner.playoff import play
@@ -89,18 +90,14 @@ def _final(recorded: Recorded, choice: Choice, default: dict[Projection, Config]
     """The true time of whoever wins."""
     size = choice.batch_size
     others = [pair for pair in choice.contenders if pair != default]
-    pairs = [pair for pair in (default, *others) if _true(recorded, size, pair) < math.inf]
-    leads = leads_of(choice.contenders)
-    crossed = crossable(leads, pairs)
-    samples = _race(recorded, size, pairs, rounds // 2 if crossed else rounds, noise)
-    if crossed and (second := [pair for pair in second_race(leads, pairs, samples) if pair != default]):
-        pairs = [*(pair for pair in pairs if pair == default), *second]
-        samples = _race(recorded, size, pairs, rounds, noise)
+    running = [pair for pair in (default, *others) if _true(recorded, size, pair) < math.inf]
+    race = partial(_race, recorded, noise, size)
+    pairs, samples = races(race, choice.contenders, default, running, rounds)[-1]
     order = decide(samples, 0 if pairs[0] == default else len(pairs) - 1)
     return _true(recorded, size, pairs[order[0]])
 
 
-def _race(recorded: Recorded, size: int, pairs: Sequence[Pair], rounds: int, noise: Noise) -> list[list[float]]:
+def _race(recorded: Recorded, noise: Noise, size: int, pairs: Sequence[Pair], rounds: int) -> list[list[float]]:
     true = [_true(recorded, size, pair) for pair in pairs]
 
     def once(places: Sequence[int]) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from moegate.journal import Journal
 from tuner.child.client import ChildSpec
 from tuner.config import Config
-from tuner.crossed import Pair, crossable, leads_of, second_race
+from tuner.crossed import Pair, crossable, leads_of, races, second_race
 from tuner.finals import Finals
 from tuner.journaled import PURPOSE
 from tuner.live import LiveOptions
@@ -77,6 +78,33 @@ def test_who_did_not_run_is_not_built_on() -> None:
     without = second_race([LEAD], first, [*race(first)[:2], []])
     assert pair(128, 128) not in without
     assert second_race([LEAD], first, [[], *race(first)[1:]]) == []
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_the_default_comes_first_in_both_races_where_it_runs(runs: bool) -> None:
+    contenders, default = [LEAD, pair(128, 64), pair(64, 128)], pair(32, 32)
+    asked: list[tuple[list[Pair], int]] = []
+
+    def timed(pairs: Sequence[Pair], rounds: int) -> list[list[float]]:
+        asked.append((list(pairs), rounds))
+        return race(list(pairs))
+
+    played = races(timed, contenders, default, [*([default] if runs else []), *contenders], 8)
+    assert [(pairs, race(pairs)) for pairs, _ in played] == played
+    assert [rounds for _, rounds in asked] == [4, 8]
+    assert [pairs[0] == default for pairs, _ in asked] == [runs, runs]
+    assert pair(128, 128) in asked[1][0]
+
+
+def test_a_single_race_has_all_rounds() -> None:
+    asked: list[int] = []
+
+    def timed(pairs: Sequence[Pair], rounds: int) -> list[list[float]]:
+        asked.append(rounds)
+        return race(list(pairs))
+
+    assert len(races(timed, [LEAD, pair(128, 64)], LEAD, [LEAD, pair(128, 64)], 8)) == 1
+    assert asked == [8]
 
 
 def test_a_lead_of_another_block_is_built_on_too() -> None:
