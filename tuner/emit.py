@@ -20,14 +20,25 @@ from moegate.configs import (
     load_config,
 )
 from moegate.errors import InfraError
-from moegate.paths import write_atomic
+from moegate.paths import ensure_writable, write_atomic
 from moegate.records import ConfigTiming, Provenance, write
 from moegate.records.provenance import sidecar_name
 from tuner.config import Config, Scalar
 from tuner.finals import Final
 from tuner.problem import Problem, Projection
 
-__all__ = ["ENGINE_FIELDS", "Origin", "emit", "emit_all", "file_entry", "single_name", "write_file"]
+__all__ = [
+    "ENGINE_FIELDS",
+    "Origin",
+    "emit",
+    "emit_all",
+    "ensure_places",
+    "file_entry",
+    "single_name",
+    "write_file",
+]
+
+Spelling = Literal["sglang", "vllm"]
 
 # What each engine's loader keeps of a config; anything else would silently not be what was timed.
 ENGINE_FIELDS: dict[str, frozenset[str] | None] = {
@@ -74,6 +85,29 @@ def write_file(path: Path, entries: Mapping[int, Mapping[str, Scalar]]) -> None:
     write_atomic(path, json.dumps(ordered, indent=4) + "\n")
 
 
+def ensure_places(root: Path, problem: Problem, *, triton: str = "", vllm: bool = False) -> None:
+    """Refuse folders that take no files, before anything is measured for them.
+
+    Without `triton`, which a child has to be asked for, the folder of its version is left out.
+
+    Raises:
+        UsageError: naming the folder.
+    """
+    folders = [root / "dense"]
+    if problem.op == "fused_experts":
+        spellings: list[Spelling] = ["sglang", "vllm"] if vllm else ["sglang"]
+        folders = [_folder(root, spelling, triton) for spelling in spellings]
+    for folder in folders:
+        ensure_writable(folder / "name.json")
+
+
+def _folder(root: Path, spelling: Spelling, triton: str) -> Path:
+    """Where the files of a MoE layer go."""
+    if spelling == "vllm":
+        return root / "vllm"
+    return root / "configs" / directory_name(triton) if triton else root / "configs"
+
+
 def emit_all(
     root: Path, problem: Problem, finals: Sequence[Final], origin: Origin, *, vllm: bool = False
 ) -> list[Path]:
@@ -109,7 +143,7 @@ def single_name(problem: Problem, device_name: str) -> str:
 
 
 def emit(root: Path, key: ConfigKey, finals: Sequence[Final], origin: Origin,
-         spelling: Literal["sglang", "vllm"] = "sglang") -> list[Path]:  # fmt: skip
+         spelling: Spelling = "sglang") -> list[Path]:  # fmt: skip
     """Write the config files of a tuning below `root` and read them back through the look-up.
 
     SGLang's spelling writes `configs/triton_X_Y_Z/` with an up and a down file; vLLM's writes the up file alone, flat.
@@ -120,7 +154,7 @@ def emit(root: Path, key: ConfigKey, finals: Sequence[Final], origin: Origin,
     Raises:
         InfraError: the look-up does not answer with what was written.
     """
-    folder = root / "configs" / directory_name(origin.triton) if spelling == "sglang" else root / "vllm"
+    folder = _folder(root, spelling, origin.triton)
     projections: tuple[Projection, ...] = ("up", "down") if spelling == "sglang" else ("up",)
     configs, sidecars = [], []
     for projection in projections:

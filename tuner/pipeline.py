@@ -23,7 +23,7 @@ from tuner.child.client import ChildSpec
 from tuner.config import Config
 from tuner.defaults import default_for
 from tuner.effort import Effort, effort
-from tuner.emit import Origin, emit_all
+from tuner.emit import Origin, emit_all, ensure_places
 from tuner.finals import Final, Finals
 from tuner.journaled import PURPOSE, Journaled, error_counts, most_frequent
 from tuner.live import Live, LiveOptions, Strike, pool_size
@@ -104,9 +104,12 @@ def tune(options: TuneOptions) -> TuneResult:
     """Run a tuning, or go on with one that was interrupted in the same folder.
 
     Raises:
-        UsageError: the problem cannot be tuned here. InfraError: no device, or children that do not start.
+        UsageError: the problem cannot be tuned here, or its files cannot be written.
+        InfraError: no device, or children that do not start.
     """
     clock = _Clock()
+    if options.finals:
+        ensure_places(options.out, options.problem, vllm=options.vllm)
     spec = _spec(options)
     progress = Progress(4 * len(options.batch_sizes), quiet=options.quiet)
     progress.say(f"starting: {options.problem.op} {options.problem.dtype}, {options.effort}, in {options.out}")
@@ -119,6 +122,8 @@ def tune(options: TuneOptions) -> TuneResult:
                 finals.warm()
             live = _live(options, spec, live_options, journal)
             setting = _Setting(options, live)
+            if options.finals:
+                ensure_places(options.out, options.problem, triton=setting.triton, vllm=options.vllm)
             finals.enter(setting.digest)
             live.hold = finals.settle
             runner = Journaled(live, journal, setting.digest)
@@ -251,6 +256,7 @@ class _Setting:
         self.vendor = _vendor(live.hello)
         self.effort: Effort = effort(options.effort, interpreted=self.interpreted)
         self.space: Space = space_for(options.problem.op, self.vendor)
+        self.triton = str(self.hello["versions"]["triton"])
         self.kernel_hash = str(self.hello["kernel"]["kernel_hash"])
         self.descriptors_first = bool(self.hello["kernel"]["descriptors_first"])
         self.environment = {
@@ -313,7 +319,7 @@ class _Setting:
         covered = len({(q, c) for arena in findings.arenas.values() for q, c in [*arena.samples, *arena.errors]})
         return Origin(
             self.options.engine, self.kernel_hash, self.device_name, self.identity.identity,
-            str(self.hello["versions"]["triton"]), self.environment, self.space.size(p) * len(p.projections), covered,
+            self.triton, self.environment, self.space.size(p) * len(p.projections), covered,
             self.interpreted, shlex.join(self.options.command),
             {"problem": p.as_dict(), "effort": self.options.effort, "strategy": self.options.strategy,
              "routing": self.options.routing, "complete": findings.complete, "evaluations": findings.evaluations},

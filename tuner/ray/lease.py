@@ -21,7 +21,7 @@ from moegate.errors import InfraError, PoolError
 from moegate.exits import Exit
 from moegate.records import DeviceIdentity, Measurement, from_json, read
 from tuner.config import Config
-from tuner.emit import Origin, emit_all
+from tuner.emit import Origin, emit_all, ensure_places
 from tuner.finals import Final
 from tuner.pipeline import TuneOptions, TuneResult, device_name_of
 from tuner.ray.masks import assert_distinct, child_mask, groups_for
@@ -44,8 +44,10 @@ def tune_on_cluster(options: TuneOptions, address: str) -> TuneResult:
         address: a Ray address, or `local` for a Ray of this machine's own.
 
     Raises:
-        PoolError: no Ray, no GPU. DeviceLost: two workers proved the same device. InfraError: a lease failed.
+        UsageError: the files cannot be written. PoolError: no Ray, no GPU. DeviceLost: two workers proved the same
+        device. InfraError: a lease failed.
     """
+    ensure_places(options.out, options.problem, vllm=options.vllm)
     groups = groups_for(options.batch_sizes, _connect(address))
     outcomes = run_leases([lease_argv(options, group) for group in groups], [sys.executable, "-P", "-c", PROVE])
     records = [from_json(Measurement, outcome["record"]) for outcome in outcomes]

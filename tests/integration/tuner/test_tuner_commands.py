@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from moegate.configs import directory_name
 from moegate.journal import read as read_journal
 from moegate.records import Measurement, Provenance, read
 from tuner.journaled import PURPOSE
@@ -168,6 +170,16 @@ def test_paths_of_the_command_line_are_those_of_the_callers_folder(tmp_path: Pat
     done = _tuner("compare", "none", "tuned/configs", *shape, "--launches", "1", "--rounds", "1", cwd=tmp_path)
     assert "inconclusive" in done.stdout
     assert "intervals hold at 0.0 %; a verdict takes 5 launches or more" in done.stdout
+
+
+@pytest.mark.parametrize("taken", ["configs", f"configs/{directory_name(version('triton'))}"])
+def test_a_folder_that_takes_no_files_is_named_before_anything_is_measured(taken: str, tmp_path: Path) -> None:
+    (tmp_path / taken).parent.mkdir(exist_ok=True)
+    (tmp_path / taken).write_text("")
+    done = _tuner("tune", "--model", TINY, "--dtype", "float32", "--batch-sizes", "1", "--effort", "quick", "--out",
+                  tmp_path, check=False)  # fmt: skip
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"tuner: {tmp_path / taken}: is no folder")
+    assert "measuring" not in done.stderr
 
 
 def test_when_nothing_runs_the_message_says_why(tmp_path: Path) -> None:
