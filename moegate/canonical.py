@@ -15,9 +15,20 @@ from typing import Any
 
 from moegate.errors import UsageError
 
-__all__ = ["digest", "dumps", "file_digest", "load_json", "loads_json", "read_file", "tree_digest", "whole"]
+__all__ = [
+    "digest",
+    "dumps",
+    "file_digest",
+    "load_json",
+    "loads_json",
+    "read_file",
+    "read_text",
+    "tree_digest",
+    "whole",
+]
 
 MAX_BYTES = 64 << 20
+_CHUNK = 1 << 20
 _MAX_DEPTH_HINT = "a file of ours is never nested this deeply"
 
 
@@ -64,7 +75,8 @@ def read_file(path: Path, most: int = MAX_BYTES) -> bytes:
     """Read a file that somebody named; at most `most` bytes, and no pipe, which would never end.
 
     Raises:
-        UsageError: it is not there, not readable, larger, or not a regular file.
+        UsageError: it is not there, not readable, larger, not a regular file, or one of the kernel's that has no size
+            and waits (/proc/kmsg) or has no end.
     """
     try:
         status = path.stat()
@@ -74,11 +86,38 @@ def read_file(path: Path, most: int = MAX_BYTES) -> bytes:
             raise UsageError("is not a regular file", file=path)
         if status.st_size > most:
             raise UsageError(f"is {status.st_size} bytes; at most {most} are read", file=path)
-        return path.read_bytes()
+        content = _read_at_once(path, most + 1)
+    except BlockingIOError:
+        raise UsageError("has nothing to read yet: is it a file?", file=path) from None
     except OSError as error:
         raise UsageError(error.strerror or str(error), file=path) from None
     except ValueError as error:  # a NUL in the name
         raise UsageError(str(error), file=path) from None
+    if len(content) > most:
+        raise UsageError(f"holds more than {most} bytes, which is all that is read", file=path)
+    return content
+
+
+def _read_at_once(path: Path, most: int) -> bytes:
+    """The first `most` bytes; BlockingIOError where one would have to wait for them."""
+    stream = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        parts: list[bytes] = []
+        left = most
+        while left and (part := os.read(stream, min(left, _CHUNK))):
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+    finally:
+        os.close(stream)
+
+
+def read_text(path: Path) -> str:
+    """As `read_file`, for UTF-8; UsageError for what is none."""
+    try:
+        return read_file(path).decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"is not UTF-8: {error.reason} at byte {error.start}", file=path) from None
 
 
 def load_json(path: Path) -> Any:
@@ -87,11 +126,7 @@ def load_json(path: Path) -> Any:
     Raises:
         UsageError: naming the file and, where one is known, the line.
     """
-    try:
-        text = read_file(path).decode()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"is not UTF-8: {error.reason} at byte {error.start}", file=path) from None
-    return loads_json(text, file=path)
+    return loads_json(read_text(path), file=path)
 
 
 def loads_json(text: str, *, file: str | Path | None = None) -> Any:

@@ -250,11 +250,7 @@ def parse_config(
 
 def load_config(path: Path, *, engine: Engine = "moegate") -> dict[int, dict[str, Value]]:
     """Read one config file for use; see `parse_config`."""
-    try:
-        text = canonical.read_file(path).decode()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"is not UTF-8: {error.reason} at byte {error.start}", file=path) from None
-    return parse_config(text, file=path, engine=engine)
+    return parse_config(canonical.read_text(path), file=path, engine=engine)
 
 
 def nearest(configs: Mapping[int, Config], batch_size: int) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from moegate import canonical
 from moegate.dispatch.engines.sglang import WATCHED as _SGLANG
 from moegate.dispatch.engines.vllm import WATCHED as _VLLM
 from moegate.dispatch.engines.watch import Watched
@@ -145,9 +146,7 @@ def _python_files(folder: Path, names: set[str], depth: int = 0) -> Iterator[Pat
 
 def _parse(path: Path) -> ast.Module:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise UsageError(f"is larger than {MAX_BYTES} bytes", file=path)
-        return ast.parse(path.read_text(encoding="utf-8"))
+        return ast.parse(canonical.read_file(path, MAX_BYTES).decode())
     except SyntaxError as error:
         raise UsageError(f"is no Python: {error.msg}", file=path, line=error.lineno) from None
     except (UnicodeDecodeError, ValueError, RecursionError, MemoryError) as error:

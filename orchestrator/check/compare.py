@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import filecmp
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moegate import canonical
 from moegate.configs import ConfigKey, ParsedName, Resolution, parse_directory, parse_name
 from moegate.configs.engines import EngineLookup, resolver
 from moegate.configs.positions import line_of
@@ -56,7 +56,7 @@ def compare_folders(
             continue
         if name not in new.files:
             yield from _gone(name, path, parsed, old, new, shown(head.path / name), by_digest, triton)
-        elif not filecmp.cmp(path, new.files[name], shallow=False):
+        elif differ(path, new.files[name]):
             yield from _changed(path, new.files[name], shown(new.files[name]))
     for name, path in new.files.items():
         parsed = parse_name(path.name)
@@ -126,10 +126,18 @@ def _said(resolution: Resolution) -> str:
     return f"{resolution.reason} ({resolution.file})" if resolution.file else resolution.reason
 
 
+def differ(one: Path, other: Path) -> bool:
+    """Whether two files hold different bytes; yes where one of them cannot be read."""
+    try:
+        return canonical.read_file(one) != canonical.read_file(other)
+    except UsageError:
+        return True
+
+
 def _load(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return json.loads(canonical.read_text(path))
+    except (UsageError, ValueError, RecursionError):
         return None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from moegate import canonical
 from moegate.dispatch import lock
 from moegate.dispatch.changes import compare
 from moegate.dispatch.extract import WATCHES, Extraction, extract, shadows
@@ -21,7 +22,7 @@ Shown = Callable[[Path], str]
 
 def lock_findings(path: Path, shown: Shown) -> Iterator[Finding]:
     """Where the dispatch table answers differently than the lock file says: one finding per line of the lock."""
-    text = path.read_text(encoding="utf-8")
+    text = canonical.read_text(path)
     seen: set[int] = set()
     before, now = lock.read(path), lock.table()
     for name, was, says in lock.family_changes(before, now):

@@ -24,6 +24,7 @@ from orchestrator.check.trees import Entry
 
 MAX_BYTES = 4 << 20
 """No config file comes near this; what does is refused unread."""
+UNREAD = "put a readable file there"
 
 # Bytes per element of (activations, weights) by dtype field, for the lower bound on shared memory.
 _BYTES: Mapping[str | None, tuple[float, float]] = {
@@ -56,13 +57,9 @@ def check_file(entry: Entry, shown: str, engine: EngineLookup) -> tuple[FileFact
         entry: the file. shown: its path as findings print it. engine: whose lookup and kernel will see it.
     """
     try:
-        size = entry.path.stat().st_size
-        if size > MAX_BYTES:
-            broken = finding("bad-value", shown, 1, f"is {size} bytes; at most {MAX_BYTES} are read")
-        else:
-            return check_bytes(entry, shown, engine, entry.path.read_bytes())
-    except OSError as error:
-        broken = finding("bad-value", shown, 1, error.strerror or "cannot be read", fix="make the file readable")
+        return check_bytes(entry, shown, engine, canonical.read_file(entry.path, MAX_BYTES))
+    except UsageError as error:
+        broken = finding("bad-value", shown, 1, error.message, fix=UNREAD)
     return FileFacts(entry, shown, parse_name(entry.name), {}, ""), [*_name_findings(entry, shown, engine), broken]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 
+from moegate import canonical
 from moegate.errors import UsageError
 from moegate.families import FAMILIES, Family, Layout, load_layout
 from moegate.families.source import families_in
@@ -76,8 +77,8 @@ def table_drift(head: Path, base_file: Path, label: str, shown: str) -> tuple[tu
     Args:
         head: the head's table.py. base_file: the base's. label: names the base. shown: the head's path as printed.
     """
-    before = families_in(base_file.read_text(encoding="utf-8"), str(base_file))
-    text = head.read_text(encoding="utf-8")
+    before = families_in(canonical.read_text(base_file), str(base_file))
+    text = canonical.read_text(head)
     now = {family.architecture: family for family in families_in(text, str(head))}
     found: list[Finding] = []
     for family in before:

@@ -11,7 +11,7 @@ from moegate.configs.positions import Positions
 from moegate.configs.values import STORE_FIELDS, Field, problems
 from moegate.errors import UsageError
 from moegate.records.findings import Finding, Severity
-from orchestrator.check.files import MAX_BYTES, FileFacts
+from orchestrator.check.files import MAX_BYTES, UNREAD, FileFacts
 from orchestrator.check.rules import finding
 from orchestrator.check.trees import Entry
 
@@ -75,15 +75,13 @@ def _name(op: OpFiles, name: str, shown: str) -> Iterator[Finding]:
 def _values(op: OpFiles, entry: Entry, shown: str) -> Iterator[Finding]:
     """All but the order is an error: whoever looks the file up refuses it whole."""
     try:
-        size = entry.path.stat().st_size
-        if size > MAX_BYTES:
-            yield finding("bad-value", shown, 1, f"is {size} bytes; at most {MAX_BYTES} are read")
-            return
-        text = entry.path.read_text(encoding="utf-8")
-        data = canonical.loads_json(text, file=shown)
-    except (OSError, UnicodeDecodeError) as error:
-        yield finding("bad-value", shown, 1, f"cannot be read: {error}", fix="save it as readable UTF-8")
+        text = canonical.read_file(entry.path, MAX_BYTES).decode()
+    except (UsageError, UnicodeDecodeError) as error:
+        words = error.message if isinstance(error, UsageError) else f"is not UTF-8: byte {error.start}"
+        yield finding("bad-value", shown, 1, words, fix=UNREAD)
         return
+    try:
+        data = canonical.loads_json(text, file=shown)
     except UsageError as error:
         yield finding("bad-value", shown, error.line or 1, error.message, fix=error.fix)
         return

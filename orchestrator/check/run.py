@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import filecmp
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ from moegate.families import FAMILIES, Family
 from moegate.paths import config_root
 from moegate.records.findings import CheckResult, Finding
 from orchestrator.check.base import Base, open_base
-from orchestrator.check.compare import compare_folders
+from orchestrator.check.compare import compare_folders, differ
 from orchestrator.check.coverage import Ask, Cell, Model, compare_cells, cover
 from orchestrator.check.dispatching import accepted_changes, lock_findings, source_findings
 from orchestrator.check.files import FileFacts, check_file, shown_path
@@ -215,7 +214,7 @@ def _without_old(found: list[Finding], pairs: list[tuple[ConfigFolder, ConfigFol
 
 def _differs(path: Path, root: Path, before: Path) -> bool:
     other = before / path.relative_to(root)
-    return not other.is_file() or not filecmp.cmp(other, path, shallow=False)
+    return differ(other, path)
 
 
 def _pair_folders(

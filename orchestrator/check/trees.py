@@ -144,7 +144,8 @@ def _scan(folder: Path) -> list[os.DirEntry[str]]:
 def _is_config(item: os.DirEntry[str]) -> bool:
     if not item.name.endswith(".json") or item.name.endswith(".provenance.json"):
         return False
-    return _leads_to(item.is_file)
+    # Pipes and devices too: an engine that finds such a name opens it and waits.
+    return _leads_to(item.is_file) or (not _is_dir(item) and _leads_to(Path(item.path).exists))
 
 
 def _is_dir(item: os.DirEntry[str]) -> bool:

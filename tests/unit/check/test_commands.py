@@ -166,6 +166,25 @@ def test_links_that_lead_in_a_circle_end_no_check(repo: Any, tmp_path: Path) -> 
         assert (done.returncode, document(done)["files"]) == (0, files)
 
 
+@pytest.mark.parametrize("engine", ["moegate", "sglang"])
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "link to a device"])
+def test_what_is_no_file_is_reported_and_not_waited_for(repo: Any, tmp_path: Path, kind: str, engine: str) -> None:
+    dense(repo.configs, STORE, GOOD)
+    os.mkfifo(tmp_path / "pipe")
+    target = Path("/dev/zero") if kind == "link to a device" else tmp_path / "pipe"
+    places = [repo.file(KEY), repo.file(KEY.on("NVIDIA_H100_80GB_HBM3")), repo.configs / "dense" / STORE]
+    for place in places:
+        place.unlink(missing_ok=True)
+        os.mkfifo(place) if kind == "pipe" else place.symlink_to(target)
+    words = ("--engine", engine, "--models", repo.model, "--base", "git:HEAD")
+    done = orchestrator("check", "--configs", repo.configs, *words, "--json", cwd=repo.root)
+    findings = document(done)["findings"]
+    assert done.returncode == 1
+    found = {repo.root / one["file"] for one in findings if one["message"] == "is not a regular file"}
+    assert found == set(places)
+    assert any("opens it all the same" in one["message"] for one in findings) == (engine == "sglang")
+
+
 def test_a_device_name_with_a_space_is_asked_for_by_no_lookup(repo: Any) -> None:
     path = repo.file(KEY.on("NVIDIA_B200"))
     path.rename(path.with_name(path.name.replace("NVIDIA_B200", "NVIDIA B200")))

@@ -81,6 +81,18 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
         canonical.load_json(tmp_path / name)
 
 
+def test_a_file_of_the_kernels_is_neither_waited_for_nor_read_for_ever(tmp_path: Path) -> None:
+    with pytest.raises(errors.UsageError, match="maps: holds more than 100 bytes"):
+        canonical.read_file(Path("/proc/self/maps"), 100)
+    os.mkfifo(tmp_path / "pipe")
+    writer = os.open(tmp_path / "pipe", os.O_RDWR)  # as /proc/kmsg with nothing to say
+    try:
+        with pytest.raises(BlockingIOError):
+            canonical._read_at_once(tmp_path / "pipe", 10)
+    finally:
+        os.close(writer)
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [("1", 1), ("007", 7), ("64", 64), ("0", None), ("65", None), ("-1", None), ("1_0", None), ("\u0661", None),
