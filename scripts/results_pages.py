@@ -231,12 +231,27 @@ def _moe(d: dict[str, Any]) -> str:
                 f"{row['ratio']:.3f} | {up:.1f} | {best:.1f} | {floor['up'] / best:.2f} | "
                 f"{f'{theirs / best:.2f}' if theirs else '-'} | {down:.1f} | {floor['down'] / down:.2f} |"
             )
+    lines += _rested(d)
     errors = "; ".join(
         f"{name}: " + ", ".join(f"{who} {err:.1e}" for who, err in shape["errors"].items())
         for name, shape in d["shapes"].items()
     )
     lines.append(f"\nWorst relative error against the float32 twin ({errors}).\n")
     return "\n".join(lines)
+
+
+def _rested(d: dict[str, Any]) -> list[str]:
+    """The up projections that were also timed with a pause before each replay."""
+    rows = [(shape["dims"], row) for shape in d["shapes"].values() for row in shape["rows"]]
+    lines = [
+        f"| E={e} topk {topk} H={h} N={n} | {row['m']} | {ours:.1f} | {row['floor_us']['up'] / ours:.2f} | "
+        f"{row['sglang']['up_rested_us']:.1f} | {row['sglang']['up_rested_us'] / ours:.3f} |"
+        for (e, topk, h, n), row in rows
+        if (ours := row["ours"].get("up_rested_us"))
+    ]
+    head = ["\nThe up projections after a rest:\n",
+            "| shape | M | best up us | of floor | SGLang's best us | over ours |", "|" + "---|" * 6]  # fmt: skip
+    return [*head, *lines] if lines else []
 
 
 def _few(d: dict[str, Any]) -> str:

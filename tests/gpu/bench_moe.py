@@ -29,6 +29,7 @@ import triton
 sys.path.insert(0, str(Path(__file__).parent))
 
 import anchor
+from graphs import Timer, captured, in_turns, replay_us, rested_us
 from moe_problem import DEV, INNER, SHAPES, Problem, align
 
 from xkernels.ops._details import experts as ours
@@ -38,6 +39,7 @@ from xkernels.ops.fused_experts import fused_experts_reference
 from xkernels.ops.quant import per_token_group_quant_fp8
 
 TOKENS = (1, 16, 64, 128, 512, 1024, 4096)
+LONG = 4096  # from here on up projections are also timed after a rest
 # Candidates by batch size, the same for both kernels: BLOCK_SIZE_M, _N, _K, warps, stages. What won, for either of
 # them, in earlier sweeps of many times as many.
 CANDIDATES: dict[str, dict[int, list[tuple[int, ...]]]] = {
@@ -102,29 +104,6 @@ def variants(mode: str, m: int, part: str) -> list[dict[str, Any]]:
         out.append(config)
         out += [{**config, **other} for other, where in OTHERS if where(config, m, mode == "fp8", part == "down")]
     return out
-
-
-def replay_us(graph: Any, calls: int, replays: int) -> float:
-    """Median device microseconds per call of a graph of `calls`."""
-    graph.replay()
-    times = []
-    for _ in range(replays):
-        a, b = DEV.event(), DEV.event()
-        a.record()
-        graph.replay()
-        b.record()
-        times.append(a.elapsed_ms(b) * 1e3 / calls)
-    return statistics.median(times)
-
-
-def captured(calls: list[Callable[[], Any]]) -> Any:
-    """A graph of the calls, one after the other; the first has run before, so that everything is compiled."""
-
-    def work() -> None:
-        _ = [call() for call in calls]
-
-    calls[0]()
-    return DEV.capture(work, warmups=0, small=True)
 
 
 def our_call(p: Problem, i: int, data: Any, al: Any, up: dict[str, Any], part: str, down: Any = None) -> Any:
@@ -269,36 +248,27 @@ def measure(p: Problem, k: Any, m: int, rounds: int = 4) -> dict[str, Any]:
     row["sglang"] = theirs.best(candidates, candidates)
     chains = {"ours": (mine, variants(p.mode, m, "up")), "sglang": (theirs, candidates)}
     graphs = {name: side.graphs[json.dumps(list(row[name].values()))] for name, (side, _) in chains.items()}
-    chain = row["chain_us"] = in_turns(graphs, rounds)
+    chain = row["chain_us"] = in_turns(graphs, INNER, rounds)
     row["ratio"] = chain["sglang"] / chain["ours"]
     for name, (side, _) in chains.items():
         pair = row[name]
         for part in ("up", "down"):
             pair[f"{part}_us"] = replay_us(captured(side.calls(pair["up"], part, pair["down"])), INNER, 5)
-    best = in_turns({name: best_up(side, ups, row[name]) for name, (side, ups) in chains.items()}, rounds)
-    for name, us in best.items():
-        row[name]["up_best_us"] = us
+    for field, timer in {"up_best_us": replay_us, **({"up_rested_us": rested_us} if m >= LONG else {})}.items():
+        fastest = {name: best_up(side, ups, row[name]["down"], timer) for name, (side, ups) in chains.items()}
+        for name, us in in_turns(fastest, INNER, rounds, timer).items():
+            row[name][field] = us
     return row
 
 
-def in_turns(graphs: dict[str, Any], rounds: int) -> dict[str, float]:
-    """Median microseconds per call of graphs that are replayed in alternation: what the device's clock does, it does
-    to all of them."""
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    for r in range(rounds):
-        for name in list(graphs) if r % 2 == 0 else list(graphs)[::-1]:
-            times[name].append(replay_us(graphs[name], INNER, 5))
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def best_up(chains: Chains, ups: list[dict[str, Any]], chosen: dict[str, Any]) -> Any:
+def best_up(chains: Chains, ups: list[dict[str, Any]], down: dict[str, Any], timer: Timer) -> Any:
     """A graph of the up projection alone with its own fastest config of `ups`."""
     best, fastest = math.inf, None
     for up in ups:
-        calls = chains.calls(up, "up", chosen["down"])
+        calls = chains.calls(up, "up", down)
         if guarded(calls[0]):
             graph = captured(calls)
-            us = replay_us(graph, INNER, 3)
+            us = timer(graph, INNER, 3)
             best, fastest = min(best, us), graph if us < best else fastest
     return fastest
 
@@ -366,6 +336,7 @@ NOTES = [
     "floor: max(bytes / 4.3 TB/s, flop / 790 TFLOP/s in bf16 or 1580 TFLOP/s in fp8)",
     "up and down: each projection alone with the configs of the chain, in FP8 with the quantisation of its input where "
     "that is a kernel of its own; best up: the fastest candidate for the up projection alone, both kernels' in turns",
+    "after a rest: as best up, with 50 ms before each replay of 8 calls: in a series they run into the power limit",
 ]
 
 
