@@ -1,49 +1,20 @@
-"""Config files of ops that no engine looks up: one table row per op, its file names and its values."""
+"""Config files of ops that no engine looks up: rules for their names and their values."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from moegate import canonical, devices
 from moegate.configs.positions import Positions
-from moegate.configs.values import STORE_FIELDS, Field, problems
+from moegate.configs.values import problems
 from moegate.errors import UsageError
 from moegate.records.findings import Finding, Severity
 from orchestrator.check.files import MAX_BYTES, UNREAD, FileFacts
+from orchestrator.check.optable import OpFiles
 from orchestrator.check.rules import finding
 from orchestrator.check.trees import Entry
 
-__all__ = ["OPS", "check_op"]
-
-
-@dataclass(frozen=True)
-class OpFiles:
-    """The files of one op as `tuner.emit` writes them: `shape` names their numbers, `dtypes` what is stored."""
-
-    op: str
-    shape: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    fields: tuple[Field, ...]
-
-    @property
-    def pattern(self) -> re.Pattern[str]:
-        """What a file name has to be."""
-        numbers = "".join(f",{name}=[1-9][0-9]{{0,8}}" for name in self.shape)
-        return re.compile(rf"{self.op}{numbers},device_name=(?P<device>[^,]*),dtype=(?P<dtype>[^,]+)\.json")
-
-    @property
-    def example(self) -> str:
-        """A name in words."""
-        numbers = "".join(f",{name}=.." for name in self.shape)
-        return f"name it {self.op}{numbers},device_name=..,dtype={'|'.join(self.dtypes)}.json"
-
-
-OPS: Mapping[str, OpFiles] = {
-    row.op: row
-    for row in (OpFiles("store_kv_cache", ("heads", "dim"), ("float32", "float16", "bfloat16"), STORE_FIELDS),)
-}
+__all__ = ["check_op"]
 
 
 def check_op(op: OpFiles, entry: Entry, shown: str) -> tuple[FileFacts, list[Finding]]:

@@ -23,7 +23,8 @@ from orchestrator.check.dispatching import accepted_changes, lock_findings, sour
 from orchestrator.check.files import FileFacts, check_file, shown_path
 from orchestrator.check.gains import Gain, read_gains
 from orchestrator.check.models import model_drift, read_models, table_drift
-from orchestrator.check.ops import OPS, check_op
+from orchestrator.check.ops import check_op
+from orchestrator.check.optable import OPS
 from orchestrator.check.rules import RULES, finding, texts
 from orchestrator.check.targets import target_findings
 from orchestrator.check.trees import ConfigFolder, entries, find_folders, moe_folder, op_files

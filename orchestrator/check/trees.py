@@ -11,12 +11,11 @@ from typing import Literal
 
 from moegate.configs import parse_directory, parse_name
 from moegate.errors import UsageError
+from orchestrator.check.optable import op_of
 
 _SKIP = frozenset({".git", ".venv", "node_modules", "__pycache__", "build", "dist"})
 _MAX_DEPTH = 10
 _MARKS = ("E=", "N=")
-# What `tuner.emit` calls the files that no engine looks up.
-_OTHER_OP = re.compile(r"([a-z][a-z0-9_]*),(?:heads=|.*device_name=)")
 
 
 @dataclass(frozen=True)
@@ -38,16 +37,18 @@ class Entry:
 
 
 def find_folders(root: Path) -> tuple[ConfigFolder, ...]:
-    """The config folders at or below `root`: itself, its `configs/`, or wherever a repository keeps them.
+    """The config folders at or below `root`: itself or `configs/`, and `dense/`; or wherever a repository has them.
 
     Raises:
         UsageError: `root` is no folder.
     """
     if not root.is_dir():
         raise UsageError("is no folder", file=root, fix="name a folder of config files or a repository that holds some")
+    dense = root / "dense"  # beside `configs/`, where the tuner writes a dense op's
+    beside = [ConfigFolder(dense, True)] if dense.is_dir() and _kind(dense) == "flat" else []
     for folder in (root / "configs", root):
         if folder.is_dir() and (kind := _kind(folder)) is not None:
-            return (ConfigFolder(folder, kind == "flat"),)
+            return (ConfigFolder(folder, kind == "flat"), *beside)
     return tuple(_search(root, 0)) or (ConfigFolder(root, True),)
 
 
@@ -70,7 +71,7 @@ def entries(folder: ConfigFolder) -> Iterator[Entry]:
     """What the rules look at in `folder`, sorted: config files, and directories whose names look like mistakes."""
     if folder.flat:
         for item in _scan(folder.path):
-            if _OTHER_OP.match(item.name):
+            if op_of(item.name) is not None:
                 continue
             if _is_config(item) and (item.name.startswith(_MARKS) or "device_name=" in item.name):
                 yield Entry("file", Path(item.path), "", item.name)
@@ -91,8 +92,8 @@ def op_files(root: Path) -> Iterator[tuple[str, Entry]]:
     """Files of ops that no engine looks up, each with its op: in `root` and its `dense/`, where the tuner writes."""
     for folder in (folder for folder in (root, root / "dense") if folder.is_dir()):
         for item in _scan(folder):
-            if _is_config(item) and (found := _OTHER_OP.match(item.name)):
-                yield found[1], Entry("file", Path(item.path), "", item.name)
+            if _is_config(item) and (op := op_of(item.name)) is not None:
+                yield op, Entry("file", Path(item.path), "", item.name)
 
 
 def _plain_version(name: str) -> bool:

@@ -141,6 +141,9 @@ def test_what_the_stores_lookup_would_refuse_is_an_error(tmp_path: Path, text: s
     [
         ("store_kv_cache,heads=8,device_name=cpu,dtype=float32.json", "unparsable-name"),
         ("store_kv_cache,heads=8,dim=64.json", "unparsable-name"),
+        ("store_kv_cache,dim=64,heads=8.json", "unparsable-name"),
+        ("store_kv_cacheheads=8,dim=64,device_name=cpu,dtype=float32.json", "unparsable-name"),
+        ("store_kv_cache_heads=8,dim=64,device_name=cpu,dtype=float32.json", "unparsable-name"),
         ("store_kv_cache,heads=8,dim=64,device_name=NVIDIA_H2000,dtype=float32.json", "unreachable"),
         ("store_kv_cache,heads=8,dim=64,device_name=NVIDIA H200,dtype=float32.json", "unreachable"),
         ("store_kv_cache,heads=8,dim=64,device_name=cpu\n,dtype=float32.json", "unreachable"),
@@ -149,8 +152,18 @@ def test_what_the_stores_lookup_would_refuse_is_an_error(tmp_path: Path, text: s
     ],
 )
 def test_names_that_the_store_is_never_asked_for(tmp_path: Path, name: str, rule: str) -> None:
-    found = document(orchestrator("check", "--configs", dense(tmp_path, name, GOOD), "--json"))["findings"]
-    assert [one["rule"] for one in found] == [rule]
+    root = dense(tmp_path, name, GOOD)
+    for folder in (root, root / "dense"):
+        found = document(orchestrator("check", "--configs", folder, "--json"))["findings"]
+        assert [one["rule"] for one in found] == [rule]
+
+
+def test_a_dense_ops_files_are_checked_beside_those_of_the_experts(repo: Any) -> None:
+    dense(repo.configs.parent, "N=4096,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json", "{")
+    for configs in (repo.configs.parent, repo.configs.parent / "dense"):
+        found = document(orchestrator("check", "--configs", configs, "--json"))
+        assert found["counts"] == {"bad-value": 1}
+        assert found["files"] == (5 if configs == repo.configs.parent else 1)
 
 
 def test_links_that_lead_in_a_circle_end_no_check(repo: Any, tmp_path: Path) -> None:
