@@ -63,7 +63,7 @@ CANDIDATES: dict[str, dict[int, list[tuple[int, ...]]]] = {
 
 
 # GROUP_SIZE_M of the candidates up to a batch size.
-GROUPS = {128: (1,), 512: (1, 16), 4096: (1, 2, 16)}
+GROUPS = {128: (1,), 4096: (1, 16)}
 
 
 def configs(mode: str, m: int) -> list[dict[str, Any]]:
