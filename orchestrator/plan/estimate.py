@@ -59,10 +59,15 @@ def read_history(runs: Iterable[Path]) -> History:
 
 
 def _walls(entries: Iterable[journal.Entry]) -> dict[str, float]:
-    """Seconds of each cell's passed attempts in one run."""
+    """Seconds of the passed attempts of each cell that one run brought to its end; a screening alone is no cell."""
     walls: dict[str, float] = {}
+    whole: set[str] = set()
     for entry in entries:
-        if entry.kind == "done" and entry.data.get("state") == "PASSED":
-            cell = str(entry.data.get("cell"))
+        if entry.data.get("state") != "PASSED":
+            continue
+        cell = str(entry.data.get("cell"))
+        if entry.kind == "done":
             walls[cell] = walls.get(cell, 0.0) + float(entry.data.get("wall_s") or 0.0)
-    return walls
+        elif entry.kind == "final":
+            whole.add(cell)
+    return {cell: wall for cell, wall in walls.items() if cell in whole}

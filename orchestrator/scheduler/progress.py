@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import defaultdict
 from typing import TextIO
 
 from moegate.records import Plan, PlannedCell, State
@@ -12,7 +13,7 @@ from moegate.text import plain
 from orchestrator.pools.slots import Slot
 from orchestrator.scheduler.job import AttemptDone
 
-__all__ = ["Progress", "duration"]
+__all__ = ["Progress", "Remaining", "duration"]
 
 
 def duration(seconds: float) -> str:
@@ -26,6 +27,53 @@ def duration(seconds: float) -> str:
 
 
 _BAR = 30
+_TOLD_S = 5.0  # finished cells that were planned to take less say nothing about those of another kind
+_SLOWEST, _FASTEST = 10.0, 0.1
+
+
+class Remaining:
+    """The time that a run still takes: what is planned, corrected by what finished cells took of theirs.
+
+    Kinds err apart (a table knows neither the model nor the host), so a kind is corrected by its own cells. One of
+    which none has finished is taken as planned, or as slower than that where all others are: too long an estimate
+    disappoints nobody.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._cells = {cell.id: cell for cell in plan.cells}
+        self._slots = {pool.name: pool.slots for pool in plan.pools}
+        self._spent: dict[str, float] = defaultdict(float)
+        self._took: dict[str, float] = defaultdict(float)
+        self._planned: dict[str, float] = defaultdict(float)
+
+    def spent(self, cell: PlannedCell, seconds: float) -> None:
+        """An attempt of the cell took so long."""
+        self._spent[cell.id] += seconds
+
+    def finished(self, cell: PlannedCell, state: State) -> None:
+        """A cell is over; one that did not pass says nothing about the time that others take."""
+        if self._cells.pop(cell.id, None) is not None and state == "PASSED":
+            self._took[cell.kind] += self._spent[cell.id]
+            self._planned[cell.kind] += cell.estimate_s or 0.0
+
+    def drop(self, cell: PlannedCell) -> None:
+        """A cell needs no time and tells none."""
+        self._cells.pop(cell.id, None)
+
+    def seconds(self) -> float:
+        """Until the slowest pool is through: its cells take turns at its slots."""
+        left: dict[str, list[float]] = defaultdict(list)
+        for cell in self._cells.values():
+            due = (cell.estimate_s or 0.0) * self._pace(cell.kind) - self._spent[cell.id]
+            left[cell.pool or ""].append(max(due, 0.0))
+        return max((sum(row) / min(len(row), self._slots.get(pool, 1)) for pool, row in left.items()), default=0.0)
+
+    def _pace(self, kind: str) -> float:
+        planned = self._planned[kind]
+        if planned:
+            return min(max(self._took[kind] / planned, _FASTEST), _SLOWEST)
+        told = sum(self._planned.values())
+        return min(max(sum(self._took.values()) / told, 1.0), _SLOWEST) if told >= _TOLD_S else 1.0
 
 
 class Progress:
@@ -37,11 +85,9 @@ class Progress:
         self._terminal = self._stream.isatty()
         self._mutex = threading.Lock()
         self._began = time.monotonic()
-        self._left = {cell.id: cell.estimate_s or 0.0 for cell in plan.cells}
+        self._left = Remaining(plan)
         self._total = len(plan.cells)
         self._finished = 0
-        self._spent = 0.0
-        self._expected = 0.0
 
     def note(self, text: str) -> None:
         """A line of its own."""
@@ -59,28 +105,24 @@ class Progress:
 
     def ended(self, cell: PlannedCell, stage: str, done: AttemptDone) -> None:
         """An attempt is over; its cell may go on."""
-        self._spent += done.wall_s
+        self._left.spent(cell, done.wall_s)
 
     def kept(self, cell: PlannedCell) -> None:
         """A cell was finished before this session: it counts as done, and says nothing about the pace."""
         self._finished += 1
-        self._left.pop(cell.id, None)
+        self._left.drop(cell)
 
     def finished(self, cell: PlannedCell, state: State, reason: str) -> None:
         """A cell has its final state."""
         self._finished += 1
-        self._expected += self._left.pop(cell.id, 0.0)
+        self._left.finished(cell, state)
         mark = {"PASSED": "ok"}.get(state, state)
         tail = f": {reason}" if reason and state != "PASSED" else ""
         self._print(f"{mark:>4} {cell.label}{tail}  [{self._finished}/{self._total}{self._eta()}]")
 
     def _eta(self) -> str:
-        """The planned time that is left, corrected by how the finished cells compared with their plan."""
-        left = sum(self._left.values())
-        if not left:
-            return ""
-        pace = self._spent / self._expected if self._expected > 5.0 else 1.0
-        return f", about {duration(left * min(max(pace, 0.1), 10.0))} left"
+        left = self._left.seconds()
+        return f", about {duration(left)} left" if left else ""
 
     def close(self) -> None:
         """Take the bar away; later lines stand alone."""

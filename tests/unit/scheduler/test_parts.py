@@ -7,11 +7,12 @@ import pytest
 
 from moegate.errors import RecordError, UsageError
 from moegate.journal import Journal, read
-from moegate.records import DeviceIdentity, GatePolicy, Plan, PlannedCell
+from moegate.records import DeviceIdentity, GatePolicy, Plan, PlannedCell, PoolSpec
 from orchestrator.plan import read_history
 from orchestrator.pools.isolation import LaunchResult
 from orchestrator.scheduler import RunDir, execute, keys
 from orchestrator.scheduler.classify import ending, last_line, tail
+from orchestrator.scheduler.progress import Remaining
 from orchestrator.scheduler.state import outcomes, read_cells
 
 CPU = DeviceIdentity("cpu", "c", "cpu:host")
@@ -114,6 +115,9 @@ def test_an_earlier_run_that_cannot_be_read_costs_no_plan(tmp_path):
             journal.append("done", cell="c1", attempt=1, state="PASSED", wall_s=wall)
     with Journal.open(tmp_path / "good" / "journal") as journal:
         journal.append("done", cell="c1", attempt=1, state="PASSED", wall_s=7.0)
+        journal.append("final", cell="c1", state="PASSED")
+        journal.append("done", cell="c2", attempt=1, state="PASSED", wall_s=3.0)  # screened, then interrupted
+        journal.append("final", cell="c2", state="CANCELLED")
     assert read_history(tmp_path.iterdir()).seconds == {"c1": 7.0}
 
 
@@ -171,6 +175,47 @@ def test_progress_never_moves_the_cursor():
     Progress(PLAN, stream := io.StringIO()).note("a\x1b[2J\x07\u202eb\nc")
     assert stream.getvalue().endswith("a\\x1b[2J\\x07\\u202eb\\nc\n")
     assert [duration(seconds) for seconds in (3, 65, 3725)] == ["3s", "1m05s", "1h02m"]
+
+
+# The default matrix on a machine without history: planned, and what screening and confirmation took on two cores.
+COLD = [
+    ("check", 2.0, 0.33, None), ("kernel-test", 6.0, 4.3, None), ("tune", 40.0, 7.4, None),
+    ("kernel-bench", 90.0, 16.6, 33.4), ("kernel-bench", 30.0, 17.9, 16.8), ("serve", 36.0, 17.0, 16.3),
+    ("serve", 108.0, 22.5, 42.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("slow", [1.0, 3.0])
+def test_the_time_left_is_not_told_too_short_by_cells_of_another_kind(slow):
+    cells = [PlannedCell(f"c{n}", kind, "", {}, "", 1.0, estimate_s=row[0]) for n, (kind, *row) in enumerate(COLD)]
+    left = Remaining(replace(PLAN, cells=tuple(cells)))
+    steps = [(cell, row[2]) for cell, row in zip(cells, COLD, strict=True)]
+    steps += [(cell, row[3]) for cell, row in zip(cells, COLD, strict=True) if row[3] is not None]
+    real = slow * sum(seconds for _, seconds in steps)
+    assert left.seconds() == 312.0
+    for at, (cell, seconds) in enumerate(steps):
+        left.spent(cell, slow * seconds)
+        real -= slow * seconds
+        if not any(other is cell for other, _ in steps[at + 1 :]):
+            left.finished(cell, "PASSED")
+        if slow == 1.0:
+            assert 0.6 * real <= left.seconds() <= 2.0 * real + 10.0
+        elif at == 2:
+            assert left.seconds() > 260.0  # the kinds to come are not as far below their plan as tuning was
+    assert left.seconds() == 0.0
+
+
+def test_the_time_left_of_a_pool_is_shared_by_its_slots():
+    cells = tuple(PlannedCell(f"c{n}", "serve", "", {}, "", 1.0, pool="p", estimate_s=10.0) for n in range(6))
+    plan = replace(PLAN, cells=cells, pools=(PoolSpec("p", "cpu", slots=4), PoolSpec("q", "cpu")))
+    left = Remaining(plan)
+    assert left.seconds() == 15.0
+    left.spent(cells[0], 20.0)
+    left.finished(cells[0], "FAILED")
+    assert left.seconds() == 12.5
+    left.spent(cells[1], 20.0)
+    left.finished(cells[1], "PASSED")
+    assert left.seconds() == 20.0
 
 
 def test_a_resumed_run_counts_what_was_finished_before():
