@@ -6,13 +6,16 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moegate.errors import UsageError
+from moegate.errors import InfraError, UsageError
 from moegate.exits import Exit
 from moegate.paths import ensure_writable
+
+if TYPE_CHECKING:
+    from serving.load.bench import Model
 
 __all__ = ["app"]
 
@@ -108,13 +111,13 @@ def bench(
     """
     from moegate.records import write
     from serving.launch import launched_from
-    from serving.load.bench import Limits, find_model
+    from serving.load.bench import Limits
     from serving.load.bench import bench as run
     from serving.load.client import Target
     from serving.load.workload import Workload
 
     engine, launched = launched_from(base_url, announced)
-    model = find_model(launched.base_url)
+    model = _served(launched.base_url, announced)
     workload = Workload(requests, input, output, seed, vocab or model.vocab or _vocab(launched.spec.model),
                         concurrency, rate, model.room)  # fmt: skip
     measured = run(
@@ -144,17 +147,29 @@ def accuracy(
     from moegate.records import write
     from serving.launch import launched_from
     from serving.load.accuracy import collect, read_samples
-    from serving.load.bench import find_model
     from serving.load.client import Target
 
     engine, launched = launched_from(base_url, announced)
-    model = find_model(launched.base_url)
+    model = _served(launched.base_url, announced)
     measured = collect(Target(launched.base_url, model.name), read_samples(samples), lambda: engine.account(launched),
                        output=output, concurrency=concurrency)  # fmt: skip
     write(out, measured)
     said = {name: value for name, value in measured.launches[0].detail.items() if isinstance(value, int | float | str)}
     _say(said, measured.launches[0].void_reason, json_output)
     return int(Exit.OK if measured.status == "ok" else Exit.REGRESSION)
+
+
+def _served(base_url: str, announced: Path | None) -> Model:
+    """The server's model; where a server that a file told of does not answer, what to do about that."""
+    from serving.load.bench import find_model
+
+    try:
+        return find_model(base_url)
+    except InfraError as error:
+        if announced is None:
+            raise
+        fix = f"start one: serving launch --announce {announced}"
+        raise InfraError(f"{announced}: {error} (if the server has ended, {fix})") from None
 
 
 def _model(model: Path) -> Path:

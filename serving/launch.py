@@ -29,7 +29,7 @@ from serving.engines import Engine, Launched, Spec
 from serving.engines.protocol import is_up
 from serving.lifeline import die_with_parent
 from serving.ports import free_port
-from serving.workdir import work_folder
+from serving.workdir import owned, work_folder
 
 __all__ = ["launch", "launched_from"]
 
@@ -66,14 +66,18 @@ def launch(
         command: run when the server is ready, with MOEGATE_BASE_URL, MOEGATE_API_KEY and MOEGATE_LAUNCH set; without
             one the server runs until SIGTERM or SIGINT.
         log: keeps the server's output; without it the end of it is printed where something went wrong.
-        announce: written once the server is ready, for `serving bench --launch`: keeps a server up for many loads.
+        announce: written once the server is ready, for `serving bench --launch`, and gone with it: keeps a server up
+            for many loads. What an earlier launch left there is removed first.
         ready_s: seconds until a server that is not ready has failed; None takes the engine's.
 
     Raises:
-        UsageError: the server refused what it was asked for (its own exit code was 2).
+        UsageError: the server refused what it was asked for (its own exit code was 2), or `announce` tells of a launch
+            that still runs.
         InfraError: it did not become ready, or ended by itself.
     """
     with ExitStack() as stack:
+        if announce is not None:
+            _ensure_free(announce)
         work = stack.enter_context(work_folder())
         for number in (signal.SIGTERM, signal.SIGINT):
             stack.callback(signal.signal, number, signal.signal(number, _raise_ended))
@@ -86,9 +90,9 @@ def launch(
 def launched_from(base_url: str | None, announced: Path | None = None) -> tuple[Engine, Launched]:
     """The engine and the launch that a command was started under or that was announced, or a server of ours."""
     file = announced or (Path(os.environ[LAUNCH_FILE]) if LAUNCH_FILE in os.environ else None)
-    told = None if file is None else canonical.load_json(file)
+    told: Any = None if file is None else canonical.load_json(file)
     try:
-        return _launched(base_url or (told["base_url"] if told else os.environ.get(BASE_URL)), told)
+        return _launched(base_url or (os.environ.get(BASE_URL) if file is None else told["base_url"]), told)
     except (TypeError, KeyError, AttributeError) as error:
         raise UsageError(f"is not what `serving launch --announce` writes: {error}", file=file) from None
 
@@ -103,6 +107,21 @@ def _launched(url: str | None, told: Any) -> tuple[Engine, Launched]:
     return engines.get(told["engine"]), Launched(
         Spec(**{**told["spec"], **paths}), url, Path(told["log"]), Path(told["work"])
     )
+
+
+def _ensure_free(announce: Path) -> None:
+    """Take away what an earlier launch announced, so that nobody takes its server for the one that is coming."""
+    try:
+        told = canonical.load_json(announce)
+        work, url = Path(told["work"]), str(told["base_url"])
+    except (UsageError, TypeError, KeyError):  # not there, or none of ours
+        return
+    if owned(work):
+        raise UsageError(
+            f"tells of a launch that still runs, at {url}", file=announce, field="--announce",
+            fix="end that one first, or name another file",
+        )  # fmt: skip
+    announce.unlink(missing_ok=True)
 
 
 def _raise_ended(number: int, frame: FrameType | None) -> None:
@@ -121,18 +140,22 @@ def _run(
     child = spawn.start(recipe.argv, cwd=work, env={**os.environ, **_import_path(), **recipe.env}, stdout=log,
                         stderr=log, max_log_bytes=_LOG_BYTES)  # fmt: skip
     ready = False
+    told = ""
     try:
         base_url = _wait_ready(engine, child, work, port, log, ready_s)
         ready = True
         file = announce or work / "launch.json"
-        _write_private(file, _told(engine, Launched(spec, base_url, log, work), key))
+        told = _told(engine, Launched(spec, base_url, log, work), key)
+        _write_private(file, told)
         if not command:
             return _follow(child, base_url, log, shared=shared)
-        told = {BASE_URL: base_url, LAUNCH_FILE: str(file), _CLIENTS_KEY: key}
-        return _client(child, command, {**os.environ, **told}, base_url, log)
+        where = {BASE_URL: base_url, LAUNCH_FILE: str(file), _CLIENTS_KEY: key}
+        return _client(child, command, {**os.environ, **where}, base_url, log)
     finally:
         alive = child.poll() is None
         child.stop(_GRACE_S)
+        if announce is not None and announce.is_file() and announce.read_text(errors="replace") == told:
+            announce.unlink(missing_ok=True)
         if spec.record_routing is not None and ready and alive:
             _say_unrecorded(spec.record_routing)
 

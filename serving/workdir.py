@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["sweep", "work_folder"]
+__all__ = ["owned", "sweep", "work_folder"]
 
 PREFIX = "moegate-serve-"
 _UNBORN = "moegate-serving-"
@@ -43,16 +43,36 @@ def sweep(root: Path) -> int:
     """Remove the folders of launches that are not there any more; returns how many."""
     gone = 0
     for folder in root.glob(f"{PREFIX}*"):
-        try:
-            lock = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:  # another user's, another program's, or just being removed
-            continue
+        with _taken(folder) as taken:
+            if taken:
+                shutil.rmtree(folder, ignore_errors=True)
+                gone += 1
+    return gone
+
+
+def owned(folder: Path) -> bool:
+    """Whether the launch of this working folder is alive, on this host."""
+    with _taken(folder) as taken:
+        return taken is False
+
+
+@contextlib.contextmanager
+def _taken(folder: Path) -> Iterator[bool | None]:
+    """Hold the folder of a launch that has ended: yields False where it is alive, None where there is no such folder.
+
+    None too for another user's, another program's, and one that is just being removed.
+    """
+    try:
+        lock = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        yield None
+        return
+    try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-            gone += 1
-        except OSError:  # its launch is alive
-            continue
-        finally:
-            os.close(lock)
-    return gone
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(lock)

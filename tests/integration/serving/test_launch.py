@@ -324,6 +324,10 @@ def test_two_resident_servers_take_load_in_turn(tmp_path: Path, until: Callable,
             assert done.returncode == 0, done.stderr
             digests.add(launch_of(out).detail["requests_sha256"])
         assert len(digests) == 1
+        taken = serving(*argv[4:], f"--announce={files[0]}")
+        assert (taken.returncode, files[0].is_file()) == (2, True)
+        assert f"{files[0]}: --announce: tells of a launch that still runs, at http://127.0.0.1:" in taken.stderr
+        (tmp_path / "stale.json").write_text(files[0].read_text())
         gone = serving(*bench(tmp_path / "x.json")[1:], f"--launch={tmp_path / 'none.json'}")
         assert gone.returncode == 2
     finally:
@@ -331,3 +335,10 @@ def test_two_resident_servers_take_load_in_turn(tmp_path: Path, until: Callable,
             process.send_signal(signal.SIGTERM)
     assert [process.communicate(timeout=60)[0].startswith("http://127.0.0.1:") for process in processes] == [True, True]
     assert [process.returncode for process in processes] == [143, 143]
+    assert not any(file.exists() for file in files)
+    stale = tmp_path / "stale.json"
+    gone = serving(*bench(tmp_path / "x.json")[1:], f"--launch={stale}")
+    assert gone.returncode == 3
+    assert f"if the server has ended, start one: serving launch --announce {stale}" in gone.stderr
+    refused = serving(*argv[4:], f"--announce={stale}", "--moe-runner-backend=none")
+    assert (refused.returncode, stale.exists()) == (2, False)
