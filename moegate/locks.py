@@ -12,7 +12,7 @@ from typing import Self
 
 from moegate.errors import InfraError
 
-__all__ = ["FileLock", "Held", "device_lock", "file_stem", "lock_directory", "open_to_all"]
+__all__ = ["FileLock", "Held", "device_lock", "file_stem", "holder_of", "lock_directory", "open_to_all"]
 
 
 class Held(InfraError):
@@ -87,6 +87,20 @@ class FileLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def holder_of(path: Path) -> str | None:
+    """Return what the holder of a lock file wrote about itself; None where nobody holds it, or it is not there."""
+    try:
+        # Without blocking: what lies there under that name may be a pipe.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return stream.read(4096).decode(errors="replace").strip() or "another process"
+    except OSError:
+        return None
+    return None
 
 
 def open_to_all(folder: Path) -> None:

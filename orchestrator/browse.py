@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from moegate import records
 from moegate.errors import InfraError, UsageError
+from moegate.locks import holder_of
 from moegate.records import GateResult, Plan, RunCard
 
 __all__ = ["FILES", "read_card", "scan", "server"]
@@ -77,6 +78,7 @@ def read_card(path: Path, folder: str) -> RunCard:
         sentence=gate.sentence if gate is not None else "",
         counts=dict(gate.counts) if gate is not None else {},
         files=files,
+        running=holder_of(path / "lock") is not None,
     )
 
 

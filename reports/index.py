@@ -80,7 +80,7 @@ def render(cards: Sequence[RunCard], *, title: str) -> str:
 
 
 def _row(card: RunCard) -> IndexRow:
-    look = gate_look(card.exit)
+    look = gate_look(None if card.running else card.exit, running=card.running)
     base = quote(card.folder, errors="replace") + "/" if card.folder else ""
     parts = [(word, sum(card.counts.get(key, 0) for key in keys), tone) for word, tone, keys in _PARTS]
     calm = card.counts.get("cells", 0) - sum(number for _, number, _ in parts)
@@ -92,7 +92,14 @@ def _row(card: RunCard) -> IndexRow:
         href=f"{base}report.html" if "report.html" in card.files else None,
         name=one_line(card.folder or card.name, 120),
         started=one_line(card.started, 40)[:16].replace("T", " "),
-        sentence=one_line(card.problem, 240) or gate_sentence(card.sentence, 240),
+        sentence=one_line(card.problem, 240) or gate_sentence(card.sentence, 240) or _unjudged(card),
         share=svg.share_bar(parts, title=f"Outcomes of {one_line(card.folder or card.name, 80)}"),
         files=tuple((base + name, name) for name in _SHOWN_FILES if name in card.files),
     )
+
+
+def _unjudged(card: RunCard) -> str:
+    """What is to be said of a run that no gate has judged and nobody is at work on."""
+    if card.exit is not None or card.running:
+        return ""
+    return "It ended before it was judged; `orchestrator run` with --resume and --out goes on with it."

@@ -78,10 +78,10 @@ GATES: dict[int, GateLook] = {
 UNDECIDED = GateLook("Not judged yet", "…", "done", "running")
 
 
-def gate_look(code: int | None) -> GateLook:
-    """Return how an exit code of the gate is shown; None is a run that has not been judged."""
+def gate_look(code: int | None, *, running: bool = True) -> GateLook:
+    """Return how an exit code of the gate is shown; None is a run that has not been judged, and may never be."""
     if code is None:
-        return UNDECIDED
+        return UNDECIDED if running else GATES[Exit.INTERRUPTED]
     return GATES.get(code) or GateLook(f"Exit {code}", "?", "open", "other")
 
 

@@ -12,7 +12,8 @@ class RunCard:
     """A run directory at a glance.
 
     `folder` is its name inside the folder of runs (empty: that folder itself). `exit` is None while there is no
-    `gate.json`; `problem` says why a directory could not be read; `files` are the outputs that can be opened.
+    `gate.json`; `running` says whether an orchestrator is at work on it, `problem` why a directory could not be read;
+    `files` are the outputs that can be opened.
     """
 
     folder: str
@@ -25,3 +26,4 @@ class RunCard:
     counts: dict[str, int] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     problem: str = ""
+    running: bool = False

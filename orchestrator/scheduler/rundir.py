@@ -10,7 +10,6 @@ comparison.json gate.json report.html junit.xml results.sarif summary.md
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from moegate import canonical, records
 from moegate.errors import InfraError, RecordError, RunLocked, UsageError
-from moegate.locks import FileLock, Held
+from moegate.locks import FileLock, Held, holder_of
 from moegate.records import Plan
 
 __all__ = ["MAX_RESULT_BYTES", "RunDir", "fresh_id", "newest"]
@@ -139,16 +138,7 @@ class RunDir:
 
     def holder(self) -> str | None:
         """What the orchestrator that holds the directory says about itself, or None where nobody does."""
-        try:
-            # Without blocking: what lies there under that name may be a pipe.
-            with os.fdopen(os.open(self.path / "lock", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
-                try:
-                    fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except OSError:
-                    return stream.read(4096).decode(errors="replace").strip() or "another process"
-        except OSError:
-            return None
-        return None
+        return holder_of(self.path / "lock")
 
     def create(self) -> None:
         """Make the folder, or say why it cannot be one.

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from moegate import records
 from moegate.errors import InfraError, UsageError
+from moegate.locks import FileLock
 from moegate.records import RunBundle, RunCard
 from orchestrator.browse import FILES, scan, server
 from orchestrator.cli import app
@@ -65,9 +66,21 @@ def test_index_links_are_relative_and_quoted(runs: Path) -> None:
     assert 'href="cpu-2/report.html"' in text
     assert 'href="cpu-3%20%C3%A4%23%3F/report.html"' in text
     assert "cpu-4/report.html" not in text
-    assert "running" in text
     assert "1 cell regressed" in text
     assert "default-src &#39;none&#39;" in text or "default-src 'none'" in text
+
+
+def test_a_run_that_nobody_works_on_was_interrupted(runs: Path) -> None:
+    """What tells is the lock of the run directory, which dies with its holder."""
+    said = "It ended before it was judged"
+    for name, before in (("cpu-4", "interrupted"), ("cpu-2", "passes")):
+        with FileLock(runs / name / "lock"):
+            text = index.render(scan(runs / name), title="runs")
+            assert 'data-v="running" data-r' in text
+            assert said not in text
+        text = index.render(scan(runs / name), title="runs")
+        assert f'data-v="{before}" data-r' in text
+        assert (said in text) == (name == "cpu-4")
 
 
 def test_index_is_inert() -> None:
