@@ -34,19 +34,20 @@ def kernels() -> str:
 def tuner() -> str:
     """The page of the tuner."""
     d = read("h200_tuner.json")
-    shape = " ".join(f"{name}={value}" for name, value in d["problem"].items())
     lines = [f"# The tuner, measured\n\n{GENERATED}\n", f"## On an H200 with {d['host']}\n", where(d) + "\n"]
     lines += [f"- {note}" for note in d["notes"]]
-    lines += [f"\n{shape}\n", *_tunings(d["runs"]), *_regrets(d["runs"]), *_sweeps(d["sweeps"], d["replays"])]
+    problem = {name: value for name, value in d["problem"].items() if name != "op"}
+    runs = [{**run, "shape": " ".join(f"{n}={v}" for n, v in run.get("problem", problem).items())} for run in d["runs"]]
+    lines += [f"\nop={d['problem']['op']}\n", *_tunings(runs), *_regrets(runs), *_sweeps(d["sweeps"], d["replays"])]
     lines += ["\n## The old way\n", d["serial"]["words"], "\n## Planted faults\n", "| config | outcome |", "|---|---|"]
     lines += [f"| {fault['config']} | {fault['outcome']} |" for fault in d["planted"]]
     lines += [f"\nMeasured {d['planted_date']}.\n", "## Tuned times of the whole op\n"]
-    return "\n".join([*lines, *_tuned(d["runs"])]) + "\n"
+    return "\n".join([*lines, *_tuned(runs)]) + "\n"
 
 
 def _tunings(runs: list[dict[str, Any]]) -> list[str]:
-    heads = ("engine", "dtype", "effort", "date", "wall s", "of it start, search, finals, files", "configs tried",
-             "compiles (late)", "mean regret %", "worst %", "gain over default")  # fmt: skip
+    heads = ("engine", "dtype", "shape", "effort", "date", "wall s", "of it start, search, finals, files",
+             "configs tried", "compiles (late)", "mean regret %", "worst %", "gain over default")  # fmt: skip
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for r in runs:
         parts = ", ".join(str(seconds) for seconds in r["seconds"])
@@ -55,8 +56,8 @@ def _tunings(runs: list[dict[str, Any]]) -> list[str]:
         if judged is not None:
             regret = f"{_within(judged['mean'])} | {_within(judged['worst'])} at M={judged['worst_at']}"
         lines.append(
-            f"| {r['engine']} | {r['dtype']} | {r['effort']} | {r['date']} | {r['wall_s']} | {parts} | {r['tried']} | "
-            f"{r['compiles']} ({r['late']}) | {regret} | {r['gain']} |"
+            f"| {r['engine']} | {r['dtype']} | {r['shape']} | {r['effort']} | {r['date']} | {r['wall_s']} | {parts} | "
+            f"{r['tried']} | {r['compiles']} ({r['late']}) | {regret} | {r['gain']} |"
         )
     return lines
 
@@ -94,7 +95,7 @@ def _sweeps(sweeps: list[dict[str, Any]], replays: list[dict[str, Any]]) -> list
 
 def _tuned(runs: list[dict[str, Any]]) -> list[str]:
     shown = [run for run in runs if run["rows"]]
-    heads = [f"{run['engine']} {run['dtype']} {run['effort']}: us (gain)" for run in shown]
+    heads = [f"{run['engine']} {run['dtype']} {run['shape'].split()[0]} {run['effort']}: us (gain)" for run in shown]
     sizes = sorted({row["m"] for run in shown for row in run["rows"]})
     lines = ["| M | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
     for size in sizes:
