@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from moegate.paths import ensure_writable
+from tuner.commands import MOST_TOKENS
 from tuner.commands.compile import register as register_compile
 
 __all__ = ["app"]
@@ -30,8 +31,8 @@ Sizes = Annotated[
     str,
     typer.Option(
         "--batch-sizes",
-        help="Tokens of a step, comma-separated; default: the 18 sizes of SGLang's tuner, 1 to 4096 (under Triton's "
-        "interpreter: 1,2,4,8).",
+        help=f"Tokens of a step, comma-separated, each at most {MOST_TOKENS}; default: the 18 sizes of SGLang's tuner, "
+        "1 to 4096 (under Triton's interpreter: 1,2,4,8).",
     ),
 ]
 Engine = Annotated[str, typer.Option(help="Whose kernel: moegate, sglang or vllm.")]
@@ -46,6 +47,7 @@ def _not_empty(value: str | None) -> str | None:
 
 
 Record = Annotated[Path | None, typer.Option(help="Where to write the measurement record.", callback=ensure_writable)]
+_STEPS = f"Tokens of a step, comma-separated, each at most {MOST_TOKENS}; default: 1,2,4,8."
 # torch takes 64 bits with a sign, and what is drawn adds to the seed.
 _MOST_SEED = (1 << 62) - 1
 Seed = Annotated[int, typer.Option(min=0, max=_MOST_SEED, help="Seed of weights, inputs and routing.")]
@@ -101,7 +103,7 @@ def bench(
     shape: Shape = None,
     op: Op = "fused_experts",
     dtype: Dtype = "auto",
-    batch_sizes: Annotated[str, typer.Option(help="Tokens of a step, comma-separated; default: 1,2,4,8.")] = "",
+    batch_sizes: Annotated[str, typer.Option(help=_STEPS)] = "",
     configs: Annotated[str, typer.Option(help="A folder of config files, or none.")] = "none",
     moe_runner_backend: Annotated[str, typer.Option(help="auto, triton or torch.")] = "auto",
     graph: Annotated[str, typer.Option(help="eager or full.")] = "eager",

@@ -14,12 +14,12 @@ from moegate.canonical import whole
 from moegate.configs import BATCH_SIZES
 from moegate.errors import UsageError
 from moegate.records import Measurement, to_json, write
+from tuner.commands import MOST_TOKENS
 
 __all__ = ["interpreter_of", "parse_budget", "parse_sizes", "print_json", "publish"]
 
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_MOST = 1 << 20
 
 
 def parse_sizes(text: str, default: Sequence[int] = BATCH_SIZES) -> tuple[int, ...]:
@@ -29,11 +29,12 @@ def parse_sizes(text: str, default: Sequence[int] = BATCH_SIZES) -> tuple[int, .
     sizes = set()
     for part in text.split(","):
         word = part.strip()
-        size = whole(word, 1, _MOST)
+        size = whole(word, 1, MOST_TOKENS)
         if size is None:
             raise UsageError(
-                f"{word!r:.40} is no batch size", field="--batch-sizes", fix="positive numbers, such as 1,2,4,8"
-            )
+                f"{word!r:.40} is no batch size", field="--batch-sizes",
+                fix=f"numbers from 1 to {MOST_TOKENS}, such as 1,2,4,8",
+            )  # fmt: skip
         sizes.add(size)
     return tuple(sorted(sizes))
 

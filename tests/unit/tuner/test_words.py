@@ -49,8 +49,9 @@ def test_bad_shapes_say_what_is_wrong(text: str, words: str) -> None:
 def test_sizes() -> None:
     assert parse_sizes("8,1, 2") == (1, 2, 8)
     assert len(parse_sizes("")) == 18
-    for bad in ("0", "x", "1,,2", "9999999999"):
-        with pytest.raises(UsageError):
+    assert parse_sizes("1048576") == (1048576,)
+    for bad in ("0", "x", "1,,2", "1048577", "9999999999"):
+        with pytest.raises(UsageError, match=r"is no batch size \(fix: numbers from 1 to 1048576, such"):
             parse_sizes(bad)
 
 
