@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -39,13 +40,13 @@ class Progress:
         self.done += advance
         elapsed = time.monotonic() - self._began
         left = elapsed / self.done * (self.total - self.done) if self.done else 0.0
-        self._write(f"[{self.done}/{self.total}] {text} ({duration(elapsed)}, about {duration(left)} left)")
+        self._write(f"[{self.done}/{self.total}, {duration(elapsed)}, about {duration(left)} left] {text}")
 
     def say(self, text: str) -> None:
-        """A line outside the count."""
-        self._write(text)
-        if self._terminal and not self._quiet:
-            self._stream.write("\n")
+        """A line outside the count, which stays as it is."""
+        if not self._quiet:
+            self._stream.write(f"\r\x1b[2K{text}\n" if self._terminal else text + "\n")
+            self._stream.flush()
 
     def now(self, text: str) -> None:
         """What goes on meanwhile: on a terminal the next line takes its place."""
@@ -60,8 +61,16 @@ class Progress:
     def _write(self, text: str) -> None:
         if self._quiet:
             return
-        self._stream.write(f"\r\x1b[2K{text[:200]}" if self._terminal else text + "\n")
+        self._stream.write(f"\r\x1b[2K{text[: self._room()]}" if self._terminal else text + "\n")
         self._stream.flush()
+
+    def _room(self) -> int:
+        """Characters of one line: what is wrapped is not rewritten, and would stay on the screen."""
+        try:
+            columns = os.get_terminal_size(self._stream.fileno()).columns
+        except (OSError, ValueError):
+            columns = 0
+        return (columns or 80) - 1
 
 
 class Watched:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import struct
+import termios
 from pathlib import Path
 
 import pytest
@@ -70,6 +74,18 @@ def test_progress_is_told_before_the_first_answer_and_meanwhile() -> None:
     seldom = io.StringIO()
     measure(Watched(answers, Progress(8, seldom)), _requests(16, 32))  # type: ignore[arg-type]
     assert len(seldom.getvalue().splitlines()) == 1
+
+
+def test_a_line_that_is_rewritten_fits_the_terminal() -> None:
+    mine, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 40, 0, 0))
+    with os.fdopen(theirs, "w") as stream:
+        progress = Progress(2, stream)
+        progress.step("x" * 100)
+        assert os.read(mine, 1000).decode() == "\r\x1b[2K" + "[1/2, 0 s, about 0 s left] ".ljust(39, "x")
+        progress.say("y" * 100)
+        assert "y" * 100 in os.read(mine, 1000).decode()
+    os.close(mine)
 
 
 def test_a_gain_is_told_only_over_a_default_that_is_slower() -> None:
