@@ -189,7 +189,7 @@ def compare(
     python: Python = None,
     as_json: Json = False,
 ) -> None:
-    """Measure two config sets against each other, both projections, with an interval and a verdict per batch size.
+    """Measure two config sets against each other, whole ops, with an interval and a verdict per batch size.
 
     Example: tuner compare none tuned --model examples/models/deepseek-ocr-2
     """

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from moegate.configs import Pair
 from moegate.errors import InfraError
 from moegate.stats import hodges_lehmann, interval
 from tuner.child.client import ChildSpec, Worker, WorkerLost
 from tuner.live import LiveOptions
+from tuner.lookup import Lookup
 from tuner.problem import Problem
 
 __all__ = ["LEAST_LEVEL", "Compared", "compare", "verdict_of"]
@@ -63,7 +63,7 @@ def compare(
     spec: ChildSpec,
     problem: Problem,
     options: LiveOptions,
-    pairs: Callable[[dict[str, Any]], tuple[Pair, Pair]],
+    look: Callable[[dict[str, Any]], tuple[Lookup, Lookup]],
     sizes: Sequence[int],
     *,
     launches: int = 5,
@@ -77,7 +77,7 @@ def compare(
         spec: how children are started.
         problem: what runs.
         options: how it is driven.
-        pairs: from what a child says of its device to the look-ups of A and B.
+        look: from what a child says of its device and its kernel to the look-ups of A and B.
         sizes: batch sizes.
         launches: fresh processes: the unit of replication.
         rounds: alternating rounds per batch size and process; their median counts once.
@@ -89,15 +89,16 @@ def compare(
     """
     ratios: dict[int, list[float]] = {size: [] for size in sizes}
     times: dict[int, list[tuple[float, float]]] = {size: [] for size in sizes}
-    looked: tuple[Pair, Pair] | None = None
+    looked: tuple[Lookup, Lookup] | None = None
+    kernel = {"engine": options.engine, "problem": problem.as_dict(), "sizes": list(sizes)}
     for launch in range(launches):
         worker = Worker(spec, f"compare-{launch}")
         try:
-            hello = _ask(worker, "hello", options.first_deadline_s)
+            hello = _ask(worker, "hello", options.first_deadline_s, **kernel)
             _ask(worker, "setup", options.first_deadline_s, **options.setup(problem))
-            looked = looked or pairs(hello)
+            looked = looked or look(hello)
             for size in sizes:
-                configs = [_configs(pair, size, problem.topk) for pair in looked]
+                configs = [_configs(side, size) for side in looked]
                 if configs[0] == configs[1]:
                     continue
                 turned = configs if launch % 2 == 0 else configs[::-1]
@@ -112,12 +113,12 @@ def compare(
             worker.stop()
         report(f"process {launch + 1} of {launches}")
     assert looked is not None
-    return [_compared(size, looked, problem.topk, ratios[size], times[size], math.log1p(margin)) for size in sizes]
+    return [_compared(size, looked, ratios[size], times[size], math.log1p(margin)) for size in sizes]
 
 
-def _compared(size: int, looked: tuple[Pair, Pair], topk: int, ratios: list[float], times: list[tuple[float, float]],
+def _compared(size: int, looked: tuple[Lookup, Lookup], ratios: list[float], times: list[tuple[float, float]],
               margin: float) -> Compared:  # fmt: skip
-    a, b = (_configs(pair, size, topk) for pair in looked)
+    a, b = (_configs(side, size) for side in looked)
     if not ratios:
         return Compared(size, "same config", 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, a, b)
     verdict, estimate, low, high, level = verdict_of(ratios, margin)
@@ -125,9 +126,8 @@ def _compared(size: int, looked: tuple[Pair, Pair], topk: int, ratios: list[floa
     return Compared(size, verdict, a_us, b_us, math.exp(estimate), math.exp(low), math.exp(high), level, a, b)
 
 
-def _configs(pair: Pair, size: int, topk: int) -> dict[str, Any]:
-    up, down = pair.for_batch(size, topk)
-    return {"up": up, "down": down}
+def _configs(side: Lookup, size: int) -> dict[str, Any]:
+    return {projection: dict(config) for projection, config in side.at(size).configs.items()}
 
 
 def _ask(worker: Worker, verb: str, timeout_s: float, **args: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from moegate.configs import ConfigTree, Pair
+from moegate.configs import ConfigTree
 from moegate.errors import UsageError
 from moegate.exits import Exit
 from moegate.records import to_json
@@ -17,6 +17,7 @@ from tuner.commands.common import interpreter_of, parse_sizes, print_json
 from tuner.compare import LEAST_LEVEL, Compared, compare
 from tuner.engines import ENGINES
 from tuner.live import LiveOptions
+from tuner.lookup import Lookup, lookup
 from tuner.model import problem_of
 from tuner.pipeline import device_name_of, interpreter_env
 from tuner.progress import Progress
@@ -36,15 +37,18 @@ def run(*, a: str, b: str, model: Path | None, shape: str | None, op: str, dtype
     if launches < 1 or rounds < 1 or not 0 < margin < 1:
         raise UsageError("launches and rounds are at least 1, the margin lies between 0 and 1", field="--launches")
     problem = problem_of(model, shape, op, dtype, engine=engine)
-    trees = [ConfigTree(None if name == "none" else Path(name)) for name in (a, b)]
+    roots = [None if name == "none" else Path(name) for name in (a, b)]
+    for root in roots:
+        ConfigTree(root)  # refuses what is no folder before a child is started
     source, interpreter = source_of(routing), interpreter_of(python)
     interpreted = interpreter_env()
     sizes = parse_sizes(batch_sizes, _SIZES_ON_CPU) if interpreted else parse_sizes(batch_sizes)
     progress = Progress(launches, quiet=as_json and not sys.stderr.isatty())
 
-    def look(hello: dict[str, Any]) -> tuple[Pair, Pair]:
-        key, triton = problem.key(device_name_of(hello)), hello["versions"]["triton"]
-        first, second = (tree.resolve_pair(key, triton=triton) for tree in trees)
+    def look(hello: dict[str, Any]) -> tuple[Lookup, Lookup]:
+        device, triton = device_name_of(hello), hello["versions"]["triton"]
+        own = {int(size): config for size, config in hello["kernel"]["defaults"].items()}
+        first, second = (lookup(problem, root, device, triton, own.get) for root in roots)
         return first, second
 
     with tempfile.TemporaryDirectory(prefix="tuner-compare-") as folder:

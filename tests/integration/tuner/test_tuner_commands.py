@@ -182,6 +182,19 @@ def test_a_folder_that_takes_no_files_is_named_before_anything_is_measured(taken
     assert "measuring" not in done.stderr
 
 
+def test_an_op_of_one_kernel_is_compared_by_its_own_files(tmp_path: Path) -> None:
+    folder = tmp_path / "dense"
+    folder.mkdir()
+    name = "store_kv_cache,heads=2,dim=16,device_name=cpu,dtype=float32.json"
+    (folder / name).write_text('{"1": {"num_split": 1}, "2": {"num_split": 4}}')
+    done = _tuner("compare", "none", tmp_path, "--op", "store_kv_cache", "--shape", "heads=2,dim=16", "--dtype",
+                  "float32", "--batch-sizes", "1,2", "--launches", "1", "--rounds", "1", "--json")  # fmt: skip
+    one, two = json.loads(done.stdout)["batch_sizes"]
+    assert (one["verdict"], one["a"], one["b"]) == ("same config", one["b"], {"main": {"num_split": 1}})
+    assert (two["verdict"], two["b"]) == ("inconclusive", {"main": {"num_split": 4}})
+    assert two["a_us"] > 0
+
+
 def test_when_nothing_runs_the_message_says_why(tmp_path: Path) -> None:
     _record(tmp_path / "rec", 9)
     done = _tuner("tune", "--shape", "E=4,N=16,H=16,topk=2", "--dtype", "float32", "--batch-sizes", "1", "--effort",
