@@ -25,7 +25,7 @@ from moegate.errors import UsageError
 from moegate.records import Launch, Measurement, Samples
 from serving import apikey
 from serving.account import Account
-from serving.load.client import Target
+from serving.load.client import Target, refusal
 
 __all__ = ["Answer", "Sample", "collect", "read_samples", "score"]
 
@@ -172,7 +172,7 @@ async def _ask(session: aiohttp.ClientSession, target: Target, sample: Sample, o
             "ignore_eos": True, "logprobs": 1, "return_token_ids": True}  # fmt: skip
     async with session.post(target.url, json=body) as response:
         if response.status != 200:
-            raise ValueError(f"HTTP {response.status}: {(await response.text())[:200]}")
+            raise ValueError(await refusal(response))
         choice = json.loads(await response.read())["choices"][0]
     logprobs = [float(value) for value in choice["logprobs"]["token_logprobs"] if value is not None]
     return Answer(tuple(choice.get("token_ids") or ()), str(choice.get("text", "")), tuple(logprobs))

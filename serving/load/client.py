@@ -15,11 +15,12 @@ import aiohttp
 
 from serving.load.workload import Call
 
-__all__ = ["Event", "Target", "send"]
+__all__ = ["Event", "Target", "refusal", "send"]
 
 _READ_S = 600.0
 _MOST_BYTES = 1 << 20
 """An event beyond this is no event of a completion; without a limit a server could fill our memory with one."""
+_SHOWN = 1200  # bytes of an error's body
 _MOST_TOKENS = 1 << 30
 _MOST_S = 1e6
 _TIMING = ("ttft_s", "latency_s")
@@ -107,12 +108,17 @@ async def send(session: aiohttp.ClientSession, target: Target, call: Call, event
     try:
         async with session.post(target.url, data=data, headers={"Content-Type": "application/json"}) as response:
             if response.status != 200:
-                text = (await response.text())[:300]
-                event.error = f"HTTP {response.status}: {text}"
+                event.error = await refusal(response)
                 return
             await _read(response.content, event)
     except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError) as error:
         event.error = f"{type(error).__name__}: {error}"[:300]
+
+
+async def refusal(response: aiohttp.ClientResponse) -> str:
+    """Status and beginning of an answer that is none; whatever it holds, and however long it is."""
+    text = (await response.content.read(_SHOWN)).decode(errors="replace")
+    return f"HTTP {response.status}: {text[:300]}"
 
 
 async def _read(content: aiohttp.StreamReader, event: Event) -> None:

@@ -139,6 +139,17 @@ def test_who_asks_is_called_between_the_warm_up_and_the_load() -> None:
     assert engine.counted == seen[0] + 6
 
 
+def test_an_error_of_any_bytes_is_a_failed_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def complete(_: web.Request) -> web.Response:
+        return web.Response(status=500, body=b"\xff" + b"x" * (4 << 20), content_type="text/plain", charset="utf-8")
+
+    engine = Engine()
+    monkeypatch.setattr(engine, "complete", complete)
+    run = against(engine, lambda url: drive(Target(url, "m"), LOAD, 2))
+    assert isinstance(run, Run)
+    assert {event.error for event in run.events} == {"HTTP 500: \ufffd" + "x" * 299}
+
+
 def test_a_server_without_histograms_is_asked_once() -> None:
     engine = Engine(shows=False)
     run = against(engine, lambda url: drive(Target(url, "m"), LOAD, 2))
