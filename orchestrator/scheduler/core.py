@@ -88,6 +88,7 @@ class Scheduler:
             name: max(attempt.number for attempt in cell.attempts) for name, cell in cells.items() if cell.attempts
         }
         self._recover(cells)
+        self.progress.begins()
         try:
             while self._waiting or self._running:
                 self._check_stop()

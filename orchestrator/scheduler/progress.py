@@ -93,6 +93,12 @@ class Progress:
         """A line of its own."""
         self._print(f"  {text}")
 
+    def begins(self) -> None:
+        """What is to be done, once it is known what was finished before."""
+        left = self._total - self._finished
+        if left:
+            self._print(f"  {left} cell{'' if left == 1 else 's'} to do{self._eta().removesuffix(' left')}")
+
     def started(self, cell: PlannedCell, stage: str, number: int, slot: Slot) -> None:
         """An attempt has its slot."""
         what = "" if stage == "only" else f" {stage}"

@@ -225,8 +225,12 @@ def test_a_resumed_run_counts_what_was_finished_before():
 
     progress = Progress(PLAN, stream := io.StringIO())
     progress.kept(PLAN.cells[0])
+    progress.begins()
+    assert stream.getvalue().endswith("]   1 cell to do\n")
     progress.finished(PLAN.cells[1], "PASSED", "")
     assert "[2/2]" in stream.getvalue()
+    Progress(replace(PLAN, cells=(replace(PLAN.cells[0], estimate_s=90.0),)), stream).begins()
+    assert stream.getvalue().endswith("]   1 cell to do, about 1m30s\n")
 
 
 def test_a_terminal_gets_a_bar_and_a_file_gets_lines():
