@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,6 +73,8 @@ def launch(
 
     if not 0 < memory_share <= 1:
         raise UsageError(f"is {memory_share:g}", field="memory-share", fix="more than 0, at most 1")
+    if ready_timeout is not None and not ready_timeout > 0:
+        raise UsageError(f"is {ready_timeout:g}", field="ready-timeout", fix="more than 0 seconds")
     if graph not in ("eager", "full"):
         raise UsageError(f"is {graph!r}", field="graph", fix="eager or full")
     spec = engines.Spec(
@@ -116,10 +119,10 @@ def bench(
     from serving.load.client import Target
     from serving.load.workload import Workload
 
+    asked = Workload(requests, input, output, seed, vocab or 1, concurrency, rate)  # what is wrong needs no server
     engine, launched = launched_from(base_url, announced)
     model = _served(launched.base_url, announced)
-    workload = Workload(requests, input, output, seed, vocab or model.vocab or _vocab(launched.spec.model),
-                        concurrency, rate, model.room)  # fmt: skip
+    workload = replace(asked, vocab=vocab or model.vocab or _vocab(launched.spec.model), room=model.room)
     measured = run(
         Target(launched.base_url, model.name), workload, lambda: engine.account(launched), warm_up=warm_up,
         primary=metric, limits=Limits(lag_ms=max_lag), events=events, rounds=rounds, turns=turns,
@@ -134,8 +137,8 @@ def bench(
 def accuracy(
     samples: Annotated[Path, typer.Option(help="JSON lines: id, prompt (token ids) and optionally answer")],
     out: Out,
-    output: Annotated[int, typer.Option(help="tokens per answer where a sample names none")] = 32,
-    concurrency: Annotated[int, typer.Option(help="requests in flight")] = 8,
+    output: Annotated[int, typer.Option(help="tokens per answer where a sample names none", min=1)] = 32,
+    concurrency: Annotated[int, typer.Option(help="requests in flight", min=1)] = 8,
     base_url: BaseUrl = None,
     announced: Announced = None,
     json_output: Annotated[bool, typer.Option("--json", help="print the summary as one JSON document")] = False,
@@ -149,9 +152,10 @@ def accuracy(
     from serving.load.accuracy import collect, read_samples
     from serving.load.client import Target
 
+    asked = read_samples(samples)
     engine, launched = launched_from(base_url, announced)
     model = _served(launched.base_url, announced)
-    measured = collect(Target(launched.base_url, model.name), read_samples(samples), lambda: engine.account(launched),
+    measured = collect(Target(launched.base_url, model.name), asked, lambda: engine.account(launched),
                        output=output, concurrency=concurrency)  # fmt: skip
     write(out, measured)
     said = {name: value for name, value in measured.launches[0].detail.items() if isinstance(value, int | float | str)}

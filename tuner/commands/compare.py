@@ -34,8 +34,11 @@ def run(*, a: str, b: str, model: Path | None, shape: str | None, op: str, dtype
     """Measure and print; exit code 1 where B is slower than A at some batch size."""
     if engine not in ENGINES:
         raise UsageError(f"unknown engine {engine!r}", field="--engine", fix=f"one of {', '.join(ENGINES)}")
-    if launches < 1 or rounds < 1 or not 0 < margin < 1:
-        raise UsageError("launches and rounds are at least 1, the margin lies between 0 and 1", field="--launches")
+    for option, number in (("--launches", launches), ("--rounds", rounds)):
+        if number < 1:
+            raise UsageError(f"is {number}", field=option, fix="at least 1")
+    if not 0 < margin < 1:
+        raise UsageError(f"is {margin:g}", field="--margin", fix="between 0 and 1, such as 0.01")
     problem = problem_of(model, shape, op, dtype, engine=engine)
     roots = [None if name == "none" else Path(name) for name in (a, b)]
     for root in roots:

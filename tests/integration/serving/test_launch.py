@@ -184,6 +184,7 @@ def test_a_server_that_ends_on_its_clients_says_why(serving: Callable, tmp_path:
         ([f"--model={MODEL}", "--length=600"], 2, "the model has 512"),
         ([f"--model={MODEL}", "--slots=1000000"], 2, "do not fit the device's memory"),
         ([f"--model={MODEL}", "--memory-share=0"], 2, "memory-share"),
+        ([f"--model={MODEL}", "--ready-timeout=-1"], 2, "ready-timeout"),
         (["--nonsense"], 2, "nonsense"),
     ],
 )
@@ -192,6 +193,24 @@ def test_wrong_settings_exit_2_without_a_traceback(serving: Callable, options: l
     assert done.returncode == code, done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["bench", "--requests=0", "--input=4", "--output=2", "--concurrency=1"], "requests: is 0"),
+        (["bench", "--requests=1", "--input=4", "--output=2", "--rate=nan"], "rate: is nan"),
+        (["bench", "--requests=1", "--input=4", "--output=2"], "one of --concurrency and --rate"),
+        (["accuracy", "--samples=/nowhere"], "/nowhere: No such file"),
+        (["accuracy", "--samples=/nowhere", "--concurrency=0"], "--concurrency"),
+    ],
+)
+def test_what_is_wrong_with_a_load_is_told_without_a_server(
+    serving: Callable, tmp_path: Path, options: list, words: str
+) -> None:
+    done = serving(*options, f"--out={tmp_path / 'out.json'}", "--base-url=http://127.0.0.1:1")
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
 
 
 STRANGER = """
