@@ -34,9 +34,6 @@ def run(*, a: str, b: str, model: Path | None, shape: str | None, op: str, dtype
     """Measure and print; exit code 1 where B is slower than A at some batch size."""
     if engine not in ENGINES:
         raise UsageError(f"unknown engine {engine!r}", field="--engine", fix=f"one of {', '.join(ENGINES)}")
-    for option, number in (("--launches", launches), ("--rounds", rounds)):
-        if number < 1:
-            raise UsageError(f"is {number}", field=option, fix="at least 1")
     if not 0 < margin < 1:
         raise UsageError(f"is {margin:g}", field="--margin", fix="between 0 and 1, such as 0.01")
     problem = problem_of(model, shape, op, dtype, engine=engine)
