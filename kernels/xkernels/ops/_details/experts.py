@@ -11,6 +11,7 @@ import torch
 from xkernels.device import is_interpreted, of
 from xkernels.ops._details import large_experts as _large
 from xkernels.ops._details import moe_gemm as _k
+from xkernels.ops._details import vector_experts as _vector
 from xkernels.ops._details.common import cdiv
 from xkernels.ops.align import Alignment, moe_align_block_size
 from xkernels.ops.mxfp4 import dequantize_mxfp4
@@ -109,6 +110,10 @@ def up_projection(
     down: Mapping[str, Any] | None = None,
 ) -> Rows:
     """Up GEMM and gated activation in sorted order, quantised as the down projection (config `down`) wants it."""
+    if _vector.fits(config):
+        xq, xs, _ = _quantize_input(x, e, e.scheme.kind == "fp8_block", overlaps(config, x))
+        launch = {"PDL": overlaps(config, x), **options(config, x)}
+        return Rows(_vector.up(xq, xs, e, weights, alignment, config, weight_on_input, x.dtype, launch))
     block_m, block_n, block_k = blocks_of(config)
     _check_tile(e, block_n, block_k)
     topk = weights.shape[1]
@@ -157,6 +162,11 @@ def down_projection(
     weight_on_input: bool = False,
 ) -> torch.Tensor:
     """Down GEMM of sorted rows, times the router weight unless the input had it: [tokens, topk, H] of `dtype`."""
+    if _vector.fits(config):
+        hidden = _quantize_rows(hidden, e, alignment, e.scheme.kind == "fp8_block", overlaps(config, weights))
+        launch = {"PDL": overlaps(config, weights), **options(config, weights)}
+        return _vector.down(hidden.values, hidden.scale, e, weights, alignment, config, not weight_on_input, dtype,
+                            launch)  # fmt: skip
     block_m, block_n, block_k = blocks_of(config)
     _check_tile(e, block_n, block_k)
     tokens, topk = weights.shape

@@ -13,9 +13,18 @@ import torch
 
 from xkernels.device import is_interpreted, live
 from xkernels.ops.activation import SILU, Activation
-from xkernels.ops.fused_experts import PreparedExperts, fused_experts, fused_experts_reference, prepare_experts
+from xkernels.ops.align import moe_align_block_size
+from xkernels.ops.fused_experts import (
+    PreparedExperts,
+    expert_slots,
+    expert_slots_reference,
+    fused_experts,
+    fused_experts_reference,
+    prepare_experts,
+)
 from xkernels.ops.mxfp4 import dequantize_mxfp4, quantize_mxfp4
 from xkernels.ops.prepared import Descriptors, deinterleave, interleave
+from xkernels.ops.reduce import moe_sum_reduce
 from xkernels.ops.scheme import Scheme, scheme_from_config
 
 DEVICE = live().torch_device()
@@ -38,6 +47,10 @@ def routed(tokens: int, experts: int, topk: int, seed: int = 0) -> tuple[torch.T
 
 def random(*shape: int, seed: int, scale: float = 0.125) -> torch.Tensor:
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale).to(DEVICE)
+
+
+def ident(tile: dict[str, Any]) -> str:
+    return "-".join(map(str, tile.values()))
 
 
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -100,15 +113,15 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda o: o["activation"].kind)
-@pytest.mark.parametrize("backend", ["triton", "torch"])
-def test_activations_biases_and_scaling(option: dict[str, Any], backend: str) -> None:
+@pytest.mark.parametrize(("backend", "rows"), [("triton", 16), ("triton", 1), ("torch", 16)])
+def test_activations_biases_and_scaling(option: dict[str, Any], backend: str, rows: int) -> None:
     kw = dict(option)
     activation, biases = kw.pop("activation"), kw.pop("biases", False)
     b1 = random(4, 48, seed=5, scale=1) if biases else None
     b2 = random(4, 32, seed=6, scale=1) if biases else None
     p = prepare_experts(random(4, 48, 32, seed=1), random(4, 32, 24, seed=2), b1=b1, b2=b2, activation=activation)
     x, (weights, ids) = random(9, 32, seed=3, scale=2), routed(9, 4, 2)
-    tile = config(16, 32, 32)
+    tile = config(rows, 32, 32)
     got = fused_experts(x, p, weights, ids, backend=backend, up=tile, down=tile, **kw)
     torch.testing.assert_close(got, fused_experts_reference(x, p, weights, ids, **kw), rtol=1e-4, atol=1e-4)
 
@@ -138,7 +151,7 @@ TILES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("tile", TILES, ids=lambda t: "-".join(map(str, t.values())))
+@pytest.mark.parametrize("tile", TILES, ids=ident)
 @pytest.mark.parametrize("kind", ["fp8_tensor", "fp8_channel", "fp8_block", "mxfp4"])
 def test_quantised(kind: str, tile: dict[str, Any]) -> None:
     p = quantised(kind, 3, 256, 128)
@@ -149,6 +162,65 @@ def test_quantised(kind: str, tile: dict[str, Any]) -> None:
     if tile is TILES[0]:
         torch_row = fused_experts(x, p, weights, ids, backend="torch")
         assert error(torch_row, fused_experts_reference(x.float(), p, weights, ids)) < 2e-2
+
+
+# BLOCK_SIZE_M 1: no tile divides the weights; all of a row's chunks are asked for ahead, or one of several.
+VECTORS = [config(1, 16, 64, num_stages=4), config(1, 64, 32, num_stages=1), config(1, 32, 128, num_warps=2)]
+# Of the last, rows of one program lie in two blocks of scales.
+WIDE = [config(1, 16, 128, num_stages=1), config(1, 64, 256, num_warps=8), config(1, 512, 128)]
+
+
+@pytest.mark.parametrize("tile", VECTORS, ids=ident)
+@pytest.mark.parametrize("dtype", list(LIMIT), ids=str)
+def test_vectors_unquantised(dtype: torch.dtype, tile: dict[str, Any]) -> None:
+    tokens, e, k, h, n = 3, 5, 3, 72, 40
+    p = prepare_experts(random(e, 2 * n, h, seed=1).to(dtype), random(e, h, n, seed=2).to(dtype))
+    x = random(tokens, 2 * h, seed=3, scale=1).to(dtype)[:, ::2]  # strided
+    weights, ids = routed(tokens, e, k)
+    got = fused_experts(x, p, weights, ids, backend="triton", up=tile, down=tile)
+    assert error(got, fused_experts_reference(x.float(), p, weights, ids)) < LIMIT[dtype]
+
+
+def test_vectors_of_nothing_one_expert_and_absent_experts() -> None:
+    p, tile = prepare_experts(random(4, 48, 32, seed=1), random(4, 32, 24, seed=2)), VECTORS[0]
+    empty = fused_experts(torch.empty(0, 32, device=DEVICE), p, *routed(0, 4, 2), backend="triton", up=tile, down=tile)
+    assert empty.shape == (0, 32)
+    x, (weights, ids) = random(7, 32, seed=3, scale=1), routed(7, 4, 2)
+    for routing in (torch.full_like(ids, 3), ids.where(ids != 1, -1), torch.full_like(ids, -1)):
+        want = fused_experts_reference(x, p, weights, routing)
+        got = fused_experts(x, p, weights, routing, backend="triton", up=tile, down=tile)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_vectors_of_slots_and_of_rows_alone() -> None:
+    p = prepare_experts(random(6, 96, 72, seed=1).bfloat16(), random(6, 72, 48, seed=2).bfloat16())
+    x, (weights, ids), tile = random(4, 72, seed=3, scale=1).bfloat16(), routed(4, 6, 3), VECTORS[1]
+    slots = expert_slots(x, p, weights, moe_align_block_size(ids, 1, 6), tile, tile)
+    assert error(slots, expert_slots_reference(x, p, weights, ids)) < LIMIT[torch.bfloat16]
+    together = fused_experts(x, p, weights, ids, backend="triton", up=tile, down=tile)
+    assert torch.equal(moe_sum_reduce(slots), together)
+    for row in range(4):  # whose bits do not depend on the others
+        one = slice(row, row + 1)
+        alone = fused_experts(x[one], p, weights[one], ids[one], backend="triton", up=tile, down=tile)
+        assert torch.equal(alone, together[one])
+
+
+@pytest.mark.parametrize("tile", WIDE, ids=ident)
+@pytest.mark.parametrize("kind", ["fp8_tensor", "fp8_channel", "fp8_block", "mxfp4"])
+def test_vectors_quantised(kind: str, tile: dict[str, Any]) -> None:
+    p = quantised(kind, 3, 256, 128)
+    x, (weights, ids) = random(2, 256, seed=3, scale=1).bfloat16(), routed(2, 3, 2)
+    got = fused_experts(x, p, weights, ids, backend="triton", up=tile, down=tile)
+    limit = 6e-3 if kind == "mxfp4" else FP8_LIMIT
+    assert error(got, fused_experts_reference(x.float(), p, weights, ids)) < limit
+
+
+def test_vectors_refuse_what_they_cannot() -> None:
+    p = quantised("fp8_block", 2, 256, 128)
+    x, (weights, ids) = random(1, 256, seed=3), routed(1, 2, 1)
+    for tile, words in ((config(1, 16, 64), "multiple of 128"), (config(1, 8, 128), "BLOCK_SIZE_N must be at least")):
+        with pytest.raises(ValueError, match=words):
+            fused_experts(x, p, weights, ids, backend="triton", up=tile, down=tile)
 
 
 @pytest.mark.skipif("wgmma" not in live().features(), reason="needs a device with those products")
