@@ -173,6 +173,8 @@ def _group_findings(
         tile = entry.get("BLOCK_SIZE_K")
         if isinstance(tile, bool) or not isinstance(tile, int) or tile <= 0 or group % tile == 0:
             continue
+        if engine.name == "moegate" and entry.get("BLOCK_SIZE_M") == 1:
+            continue  # that kernel's chunks consist of whole groups
         clamped = engine.over_group == "clamped" and tile > group and isinstance(key, ConfigKey)
         says = f"BLOCK_SIZE_K {tile} at batch size {size} " + ("exceeds" if tile > group else "does not divide")
         instead = f": {engine.name} launches {min(key.block_shape)} instead" if clamped else ""
@@ -201,8 +203,8 @@ def _smem_findings(
         stages = entry.get("num_stages")
         if not (type(m) is int and type(n) is int and type(k) is int and type(stages) is int):
             continue  # missing or no number: other rules say so
-        if max(m, n, k) > _LARGEST_TILE:
-            continue
+        if max(m, n, k) > _LARGEST_TILE or m == 1:
+            continue  # what holds single rows keeps its weights in registers
         if engine.over_group == "clamped" and parsed.key.block_shape and all(parsed.key.block_shape):
             k = min(k, *parsed.key.block_shape)
         need = int((stages - 1) * (m * wide_a + n * wide_b) * k)

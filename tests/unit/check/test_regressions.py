@@ -195,6 +195,18 @@ def test_the_fixed_tree_is_green(repo: Repo) -> None:
     assert check(repo).findings == ()
 
 
+def test_blocks_of_one_row_are_ours_alone(repo: Repo) -> None:
+    one = {"BLOCK_SIZE_M": 1, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 256, "num_stages": 12}
+    change_json(repo.file(FP8), lambda d: d["1"].update(one))
+    found = {
+        engine: run_check(Options(configs=(repo.configs,), engine=engine, start=repo.root))  # type: ignore[arg-type]
+        for engine in ("moegate", "sglang")
+    }
+    assert not [item for item in found["moegate"].findings if item.severity == "error"]
+    assert [item.rule for item in errors(found["sglang"], "bad-value")] == ["bad-value"]
+    assert len(errors(found["sglang"], "block-k-exceeds-group")) == 1
+
+
 def test_our_own_rows_swapped(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = tuple(row for row in ROWS if (row.op, row.backend) != ("fused_experts", "triton"))
     table = lock.table(rows)

@@ -9,7 +9,7 @@ import pytest
 
 from moegate.configs import load_config, nearest, parse_config
 from moegate.configs.positions import Positions, line_of
-from moegate.configs.values import problems
+from moegate.configs.values import DENSE_FIELDS, problems
 from moegate.errors import UsageError
 
 GOOD = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 3}
@@ -66,6 +66,11 @@ def test_engines_and_vendors_know_different_fields() -> None:
     assert rules({"1": {**GOOD, "kpack": 2}}, vendor="amd") == set()
     assert rules({"1": {**GOOD, "kpack": 2}}, vendor="nvidia") == {("unknown-field", ("1", "kpack"))}
     assert rules({"1": {**GOOD, "BLOCK_SIZE_M": 8}}, engine="vllm") == set()
+    single = {"1": {**GOOD, "BLOCK_SIZE_M": 1}}
+    assert rules(single) == set()
+    for others in ({"engine": "sglang"}, {"engine": "vllm"}, {"fields": DENSE_FIELDS}):
+        assert rules(single, **others) == {("bad-value", ("1", "BLOCK_SIZE_M"))}
+    assert "from 16 to 1024, or 1" in next(problems({"1": {**GOOD, "BLOCK_SIZE_M": 2}})).message
 
 
 def test_missing_and_unsorted() -> None:
