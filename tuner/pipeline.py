@@ -28,6 +28,7 @@ from tuner.finals import Final, Finals
 from tuner.journaled import PURPOSE, Journaled, error_counts, most_frequent
 from tuner.live import Live, LiveOptions, Strike, pool_size
 from tuner.prior import load as load_prior
+from tuner.prior import single_rows
 from tuner.problem import Problem, Projection
 from tuner.progress import Progress, Watched
 from tuner.spaces import Space, space_for
@@ -269,9 +270,13 @@ class _Setting:
              self.identity.identity, options.routing, options.seed]
         )[:16]  # fmt: skip
         live.environment = self.digest
+        p = options.problem
+        ours = options.engine == "moegate" and p.op == "fused_experts" and self.vendor == "nvidia"  # measured there
+        self.single_rows = single_rows(p.file_dtype, p.block_shape) if ours else ()
         blocks = self.space.axis("BLOCK_SIZE_M")
         if live.pool is not None:
-            live.pool.helpers((0, *(int(value) for value in (blocks.values if blocks is not None else ()))))
+            sizes = {*(blocks.values if blocks is not None else ()), *(c.block_m for c in self.single_rows)}
+            live.pool.helpers((0, *sorted(map(int, sizes))))
 
     def words(self) -> str:
         """What is searched, and where, for a person who waits for the first answer."""
@@ -311,6 +316,7 @@ class _Setting:
         return Task(
             self.options.problem, self.options.batch_sizes, self.space, self.effort, self.default, prior,
             self.options.seed, report, late, self.options.seeds, descriptors_first=self.descriptors_first,
+            single_rows=self.single_rows,
         )  # fmt: skip
 
     def origin(self, findings: Findings) -> Origin:

@@ -50,7 +50,7 @@ def compile_config(job: dict[str, Any]) -> list[dict[str, Any]]:
         asked=bool(config.get("USE_TMA", False)),
     )  # fmt: skip
     # The kernel for many rows serves both projections; the up projection's launch comes first.
-    mine = [row for row in rows if row["kernel"] in (*_GEMMS.values(), "large_gemm")]
+    mine = [row for row in rows if row["kernel"] in (*_GEMMS.values(), "large_gemm", "up_rows", "down_rows")]
     return [{**row, "key": job["key"]} for row in (mine[-1:] if job["projection"] == "down" else mine[:1])]
 
 

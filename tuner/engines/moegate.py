@@ -39,7 +39,9 @@ __all__ = ["MoegateExperts", "make"]
 
 _WEIGHT_SCALE = 1 / 16
 _INPUT_SCALE = 1 / 8
-_KERNELS: dict[Projection, tuple[str, ...]] = {"up": ("up_gemm", "large_gemm"), "down": ("down_gemm", "large_gemm")}
+_KERNELS: dict[Projection, tuple[str, ...]] = {
+    "up": ("up_gemm", "large_gemm", "up_rows"), "down": ("down_gemm", "large_gemm", "down_rows"),
+}  # fmt: skip
 
 
 def make(problem: Problem) -> Adapter:
@@ -120,7 +122,7 @@ class MoegateExperts(AdapterBase):
         return _ExpertsBatch(self, x.to(self.dtype), routes)
 
     def kernels_of(self, projection: Projection) -> tuple[str, ...]:
-        """The kernel for any rows and the one for many; the config says which of them a launch runs."""
+        """The kernels for any rows, for many and for single ones; the config says which of them a launch runs."""
         return _KERNELS[projection]
 
     def helpers(self, block: int) -> Sequence[Callable[[], object]]:

@@ -3,7 +3,8 @@
 `portfolio.json` is a table of counts distilled from published config files (see `tuner.prior.distill`); it holds no
 file of anybody's. An architecture can be left out, so that what the prior is worth on a new device can be measured.
 `own.json` names tiles that a kernel of ours is written for, which no such file could choose. They come first, whatever
-is left out: that such a kernel exists is known on a new device too.
+is left out: that such a kernel exists is known on a new device too. Those with BLOCK_SIZE_M 1 (`single_rows`) no other
+engine's kernel could run; they are no part of the space that all engines share.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from moegate.configs import BATCH_SIZES
 from moegate.errors import RecordError, UsageError
 from tuner.config import Config
 
-__all__ = ["Prior", "dtype_class", "grid_distance", "load"]
+__all__ = ["Prior", "dtype_class", "grid_distance", "load", "single_rows"]
 
 _Made = TypeVar("_Made")
 _FILE = Path(__file__).with_name("portfolio.json")
@@ -115,6 +116,15 @@ def load(path: Path = _FILE, own: Path = _OWN) -> Prior:
     ))  # fmt: skip
 
 
+@cache
+def single_rows(dtype: str | None, block_shape: tuple[int, int] | None, path: Path = _OWN) -> tuple[Config, ...]:
+    """Tiles of our kernels for BLOCK_SIZE_M 1, for one dtype class. RecordError where the table is damaged."""
+    found = _read(path, lambda data: {
+        kind: _tiles(data["fields"], tiles) for kind, tiles in data.get("single_rows", {}).items()
+    })  # fmt: skip
+    return tuple(config.with_(GROUP_SIZE_M=1) for config in found.get(dtype_class(dtype, block_shape), ()))
+
+
 def _read(path: Path, make: Callable[[dict[str, Any]], _Made]) -> _Made:
     data = canonical.load_json(path)
     if not isinstance(data, dict) or data.get("schema") != _SCHEMA:
@@ -127,12 +137,13 @@ def _read(path: Path, make: Callable[[dict[str, Any]], _Made]) -> _Made:
 
 def _tiles_by_size(data: dict[str, Any]) -> dict[str, dict[int, tuple[Config, ...]]]:
     return {
-        kind: {
-            int(size): tuple(Config.of(dict(zip(data["fields"], tile, strict=True))) for tile in tiles)
-            for size, tiles in sizes.items()
-        }
+        kind: {int(size): _tiles(data["fields"], tiles) for size, tiles in sizes.items()}
         for kind, sizes in data["tiles"].items()
     }
+
+
+def _tiles(fields: list[str], tiles: list[list[int]]) -> tuple[Config, ...]:
+    return tuple(Config.of(dict(zip(fields, tile, strict=True))) for tile in tiles)
 
 
 def _counts(data: dict[str, Any]) -> dict[str, dict[str, dict[int, dict[int, int]]]]:

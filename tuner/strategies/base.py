@@ -142,7 +142,8 @@ class Task:
     """A tuning to do. `default` gives the config used where no file answers, by batch size.
 
     `descriptors_first`: this kernel is usually better off with descriptor loads on this device, so candidates start
-    with them and the best are tried without, instead of the other way round.
+    with them and the best are tried without, instead of the other way round. `single_rows`: configs beyond the space,
+    with BLOCK_SIZE_M 1, that every projection tries at a few tokens.
     """
 
     problem: Problem
@@ -157,6 +158,7 @@ class Task:
     seeds: tuple[Config, ...] = field(default=())
     only: tuple[Projection, ...] = ()
     descriptors_first: bool = False
+    single_rows: tuple[Config, ...] = ()
 
     @property
     def projections(self) -> tuple[Projection, ...]:

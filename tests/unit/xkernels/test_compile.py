@@ -63,7 +63,7 @@ OWN = {
     "align_one", "count", "place", "choose", "gated", "sum_slots", "up_gemm", "down_gemm", "group_quant", "row_quant",
     "static_quant", "fp8_gemm", "store_kv", "decode_part", "decode_sum", "add_norm",
     "rotate", "rotate_store", "router_dot", "norm_linear", "norm_rows", "row_logits", "norm_gate", "choose_add",
-    "new_token_part", "new_token_out",
+    "new_token_part", "new_token_out", "up_rows", "down_rows",
 }  # fmt: skip
 
 
@@ -78,12 +78,14 @@ def test_configs_of_a_folder_and_a_target_without_a_compiler(tmp_path: Path) -> 
             "num_stages": 2}  # fmt: skip
     large = {**good, "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 128, "num_stages": 4, "num_warps": 8}
     name = "E=64,N=896,device_name=NVIDIA_H200.json"
-    (folder / name).write_text(json.dumps({"1": good, "2": good, "64": large}))
+    single = {**good, "BLOCK_SIZE_M": 1}
+    (folder / name).write_text(json.dumps({"1": good, "2": good, "4": single, "64": large}))
     (folder / "E=64,N=896,device_name=NVIDIA_H200,dtype=int4_w4a16.json").write_text(json.dumps({"1": good}))
     document = compiled(tmp_path, "sm_90,bmg", "all", str(tmp_path / "configs"))
     rows = {(Path(row["file"]).name, row["batch_size"], row["target"]): row for row in document["facts"]}
     assert rows[name, 1, "sm_90"]["status"] == "ok"
     assert rows[name, 1, "sm_90"]["shared"] == rows[name, 2, "sm_90"]["shared"]
+    assert rows[name, 4, "sm_90"]["kernel"] == "up_rows"
     assert rows[name, 64, "sm_90"]["shared"] > 232448  # three of these stages do not fit an H200
     skipped = [row for row in document["facts"] if row["status"] == "skipped"]
     assert len(skipped) == 1
