@@ -60,8 +60,11 @@ class Recorded:
         return len(self.times) + len(self.errors)
 
     def space(self) -> Space:
-        """The space that the records span, with GROUP_SIZE_M refined and USE_TMA a variant where they were swept."""
-        units = [*self.times, *self.errors]
+        """The space that the records span, with GROUP_SIZE_M refined and USE_TMA a variant where they were swept.
+
+        Without blocks of one row, which lie beyond the space (`Task.single_rows`).
+        """
+        units = [unit for unit in (*self.times, *self.errors) if unit.config.block_m != 1]
         seen: dict[str, set[Any]] = defaultdict(set)
         for unit in units:
             for name, value in unit.config.items:
@@ -72,6 +75,10 @@ class Recorded:
         if True in seen.get("USE_TMA", ()):
             axes.append(Axis("USE_TMA", (False, True), "variant"))
         return Space(self.problem.op, self.vendor, tuple(axes), ("group-divides",), "recorded")
+
+    def single_rows(self) -> tuple[Config, ...]:
+        """The recorded configs with BLOCK_SIZE_M 1."""
+        return tuple(sorted({unit.config for unit in (*self.times, *self.errors) if unit.config.block_m == 1}))
 
     def best(self, size: int) -> float:
         """The best summed time of one batch size."""
@@ -170,6 +177,7 @@ def task_of(recorded: Recorded, effort: Effort, prior: Prior | None, seed: int =
         seed,
         only=recorded.projections,
         descriptors_first=bool(recorded.meta.get("descriptors_first", False)),
+        single_rows=recorded.single_rows(),
     )
 
 

@@ -202,13 +202,14 @@ MANY = Config.of(
     {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 16, "num_warps": 8,
      "num_stages": 4, "USE_TMA": True}
 )  # fmt: skip
+SINGLE = TILE.with_(BLOCK_SIZE_M=1, BLOCK_SIZE_N=32, BLOCK_SIZE_K=256)
 HOPPER = {**H200, "features": ["pdl", "wgmma"]}
 
 
 @pytest.mark.parametrize(
     ("dtype", "block", "target", "config"),
-    [("bfloat16", None, H200, TILE), ("fp8_w8a8", (128, 128), HOPPER, MANY)],
-    ids=["any rows", "many rows"],
+    [("bfloat16", None, H200, TILE), ("fp8_w8a8", (128, 128), HOPPER, MANY), ("bfloat16", None, H200, SINGLE)],
+    ids=["any rows", "many rows", "single rows"],
 )
 def test_one_compile_serves_every_batch_size(
     tmp_path: Path, dtype: str, block: tuple[int, int] | None, target: dict[str, Any], config: Config

@@ -15,9 +15,10 @@ from tuner.child.facts import settle_keys
 from tuner.child.timing import Timer
 from tuner.effort import EFFORTS
 from tuner.prior import load as load_prior
+from tuner.prior import single_rows
 from tuner.replay import Recorded, Replay, load, task_of
 from tuner.strategies import strategy
-from tuner.strategies.base import Outcome, Request, Runner
+from tuner.strategies.base import Outcome, Request, Runner, Unit
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 
@@ -61,6 +62,19 @@ def test_a_batch_size_at_which_nothing_runs_ends_without_a_choice(both: Recorded
     recorded = replace(both, times=broken, errors=errors, sizes=(1, 64))  # type: ignore[arg-type]
     task = task_of(recorded, EFFORTS["quick"], load_prior() if known else None)
     assert set(strategy("racing").tune(task, Replay(recorded)).choices) == {64}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_blocks_of_one_row_are_tried_at_a_few_tokens_alone(both: Recorded, known: bool) -> None:
+    singles = single_rows(None, None)
+    units = [Unit(size, p, config) for size in both.sizes for p in both.projections for config in singles]
+    with_them = replace(both, times={**both.times, **dict.fromkeys(units, 1.0)})
+    assert with_them.space() == both.space()
+    task = task_of(with_them, EFFORTS["quick"], load_prior() if known else None)
+    found = strategy("racing").tune(task, Replay(with_them))
+    blocks = {size: {config.block_m for config in choice.configs.values()} for size, choice in found.choices.items()}
+    assert {size for size, rows in blocks.items() if rows == {1}} == {1, 2, 4}
+    assert not [size for size, rows in blocks.items() if 1 in rows and size > 4]
 
 
 def test_a_deadline_leaves_every_batch_size_with_a_choice(both: Recorded) -> None:
