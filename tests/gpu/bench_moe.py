@@ -4,7 +4,8 @@
 
 Both kernels get the same weights, routing, alignment and candidate configs, and each keeps the pair of configs (up,
 down) with which its own chain (up GEMM, activation, down GEMM, combine) is fastest at a batch size; the two chains are
-then timed in turns. Chains run in device graphs whose calls rotate over copies of the weights, so that the L2 is cold.
+then timed in turns. Blocks of one row (BLOCK_SIZE_M 1) are candidates of ours alone: SGLang's kernel multiplies tiles of
+16 rows at least. Chains run in device graphs whose calls rotate over copies of the weights, so that the L2 is cold.
 Floor: bytes / 4.3 TB/s or flop / 790 TFLOP/s in bf16, 1580 in FP8.
 """
 
@@ -60,6 +61,20 @@ CANDIDATES: dict[str, dict[int, list[tuple[int, ...]]]] = {
         4096: [(64, 128, 128, 4, 4), (64, 128, 128, 4, 3), (64, 64, 128, 4, 4), (128, 256, 128, 8, 4)],
     },
 }  # fmt: skip
+# Blocks of one row, which SGLang's kernel does not have: what won for a few tokens: BLOCK_SIZE_N, _K, warps, stages.
+FEW_TOKENS = 4
+SINGLE_ROWS: dict[str, dict[str, list[tuple[int, ...]]]] = {
+    "bf16": {
+        "up": [(16, 256, 4, 3), (16, 256, 4, 4), (16, 256, 4, 5), (32, 256, 4, 3), (32, 256, 4, 4), (16, 512, 4, 3),
+               (32, 512, 4, 3), (64, 256, 4, 3)],
+        "down": [(16, 128, 2, 8), (16, 128, 4, 8), (32, 128, 4, 8), (32, 128, 8, 8), (16, 256, 4, 4), (32, 256, 8, 4),
+                 (16, 256, 4, 2), (32, 256, 4, 1)],
+    },
+    "fp8": {
+        "up": [(32, 256, 4, 3), (32, 256, 4, 4), (64, 256, 4, 3), (16, 512, 4, 3), (32, 512, 4, 3)],
+        "down": [(32, 256, 4, 4), (32, 256, 8, 4), (64, 256, 8, 4), (32, 128, 4, 8), (64, 128, 8, 8)],
+    },
+}  # fmt: skip
 
 
 # GROUP_SIZE_M of the candidates up to a batch size.
@@ -98,12 +113,22 @@ OTHERS: tuple[tuple[dict[str, Any], Callable[[dict[str, Any], int, bool, bool], 
 
 
 def variants(mode: str, m: int, part: str) -> list[dict[str, Any]]:
-    """The candidates as our kernel can run them: with a rule of its launcher and with that rule's other choice."""
-    out = []
+    """The candidates as our kernel can run them: with a rule of its launcher and with that rule's other choice.
+
+    At a few tokens also those with blocks of one row.
+    """
+    out = single_rows(mode, part) if m <= FEW_TOKENS else []
     for config in configs(mode, m):
         out.append(config)
         out += [{**config, **other} for other, where in OTHERS if where(config, m, mode == "fp8", part == "down")]
     return out
+
+
+def single_rows(mode: str, part: str) -> list[dict[str, Any]]:
+    """Candidates with BLOCK_SIZE_M 1 of one projection."""
+    names = ("BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages")
+    tiles = [dict(zip(names, c, strict=True)) for c in SINGLE_ROWS[mode][part]]
+    return [{"BLOCK_SIZE_M": 1, "GROUP_SIZE_M": 1, **tile} for tile in tiles]
 
 
 def our_call(p: Problem, i: int, data: Any, al: Any, up: dict[str, Any], part: str, down: Any = None) -> Any:
@@ -176,7 +201,7 @@ def compile_ours(p: Problem, data: Any, al: Any, config: dict[str, Any]) -> int:
     x, weights, _ = data
     e, alignment, rows = p.sets[0][1], Alignment(*al, config["BLOCK_SIZE_M"]), al[0].numel()
     kinds, follow = [ours.Rows(torch.randn(rows, p.N, device=x.device).to(x.dtype))], [config]
-    if p.mode == "fp8":
+    if p.mode == "fp8" and config["BLOCK_SIZE_M"] > 1:
         scales = torch.ones(rows, p.N // 128, device=x.device)
         quantised = ours.Rows(kinds[0].values.to(torch.float8_e4m3fn), scales)
         kinds = [quantised] if for_many(config) else [*kinds, quantised]
@@ -240,7 +265,8 @@ def measure(p: Problem, k: Any, m: int, rounds: int = 4) -> dict[str, Any]:
     """Both kernels at one batch size: best configs, then chains in turns."""
     datas = [p.inputs(m, s) for s in range(INNER)]
     candidates = configs(p.mode, m)
-    als = {b: [align(d[2], b, p.E) for d in datas] for b in {c["BLOCK_SIZE_M"] for c in candidates}}
+    blocks = {c["BLOCK_SIZE_M"] for c in (*candidates, *variants(p.mode, m, "up"))}
+    als = {b: [align(d[2], b, p.E) for d in datas] for b in blocks}
     mine = Chains(lambda i, *a: our_call(p, i, *a), datas, als)
     theirs = Chains(lambda i, *a: their_call(k, p, i, *a), datas, als)
     row: dict[str, Any] = {"m": m, "floor_us": {part: p.floor_us(m, part) for part in ("up", "down")}}
@@ -328,7 +354,8 @@ def main() -> int:
 
 
 NOTES = [
-    "both kernels with the pair of configs, from one candidate list, that makes their chain fastest at a batch size; "
+    "both kernels with the pair of configs that makes their chain fastest at a batch size, from one candidate list and, "
+    "at 1 token, blocks of one row (BLOCK_SIZE_M 1), which SGLang's kernel does not have; "
     "8 calls over 4 copies of the weights and 8 routings in a device graph, cold L2; medians of 4 alternating rounds "
     "of 5 replays",
     "sglang: kernels of sglang 0.5.23 (fused_moe_triton_kernels.py) with its Triton activation and sum, and with "
