@@ -4,8 +4,8 @@
 
 Both kernels get the same weights, routing, alignment and candidate configs, and each keeps the pair of configs (up,
 down) with which its own chain (up GEMM, activation, down GEMM, combine) is fastest at a batch size; the two chains are
-then timed in turns. Blocks of one row (BLOCK_SIZE_M 1) are candidates of ours alone: SGLang's kernel multiplies tiles of
-16 rows at least. Chains run in device graphs whose calls rotate over copies of the weights, so that the L2 is cold.
+then timed in turns. Blocks of one row (BLOCK_SIZE_M 1) are candidates of ours alone: SGLang's kernel multiplies tiles
+of 16 rows at least. Chains run in device graphs whose calls rotate over copies of the weights: the L2 is cold.
 Floor: bytes / 4.3 TB/s or flop / 790 TFLOP/s in bf16, 1580 in FP8.
 """
 
@@ -354,8 +354,8 @@ def main() -> int:
 
 
 NOTES = [
-    "both kernels with the pair of configs that makes their chain fastest at a batch size, from one candidate list and, "
-    "at 1 token, blocks of one row (BLOCK_SIZE_M 1), which SGLang's kernel does not have; "
+    "both kernels with the pair of configs that makes their chain fastest at a batch size, from one candidate list, and "
+    "at 1 token from blocks of one row too (BLOCK_SIZE_M 1), which SGLang's kernel does not have; "
     "8 calls over 4 copies of the weights and 8 routings in a device graph, cold L2; medians of 4 alternating rounds "
     "of 5 replays",
     "sglang: kernels of sglang 0.5.23 (fused_moe_triton_kernels.py) with its Triton activation and sum, and with "
