@@ -354,8 +354,8 @@ def main() -> int:
 
 
 NOTES = [
-    "both kernels with the pair of configs that makes their chain fastest at a batch size, from one candidate list, and "
-    "at 1 token from blocks of one row too (BLOCK_SIZE_M 1), which SGLang's kernel does not have; "
+    "both kernels with the pair of configs that makes their chain fastest at a batch size, from one candidate list; at "
+    "1 token ours also from blocks of one row (BLOCK_SIZE_M 1), which SGLang's kernel does not have; "
     "8 calls over 4 copies of the weights and 8 routings in a device graph, cold L2; medians of 4 alternating rounds "
     "of 5 replays",
     "sglang: kernels of sglang 0.5.23 (fused_moe_triton_kernels.py) with its Triton activation and sum, and with "
