@@ -20,6 +20,7 @@ def kernels() -> str:
     parts = [f"# Kernels, measured\n\n{GENERATED}\n"]
     parts += [_moe(read(f"h200_moe_{mode}.json")) for mode in ("bf16", "fp8")]
     parts.append(_few(read("h200_few_rows.json")))
+    parts.append(_single(read("h200_single_rows.json")))
     parts.append(_many(read("h200_large_rows.json")))
     parts.append(_ops(read("h200_ops.json")))
     parts.append(_expert_parallel(read("h200_expert_parallel.json")))
@@ -283,6 +284,21 @@ def _few(d: dict[str, Any]) -> str:
     for t in d["tried"]:
         lines.append(
             f"| {t['variant']} | " + " | ".join(f"{t[m]:.3f}" if t[m] else "-" for m in ("bf16", "fp8")) + " |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _single(d: dict[str, Any]) -> str:
+    """Blocks of one row beside tiles, and how much of the down projection is asked for before it waits."""
+    lines = [f"## Fused experts, single rows\n\n{where(d)}\n", *(f"- {note}" for note in d["notes"])]
+    lines += ["\n| mode | shape | M | SGLang | tiles | single rows | SGLang over them | all, some, none | summing |",
+              "|" + "---|" * 9]  # fmt: skip
+    for row in d["rows"]:
+        us, (e, topk, h, n) = row["us"], d["shapes"][row["shape"]]
+        ahead = ", ".join(f"{us[part]:.1f}" for part in ("all", "some", "none"))
+        lines.append(
+            f"| {row['mode']} | E={e} topk {topk} H={h} N={n} | {row['m']} | {us['sglang']:.1f} | {us['tiles']:.1f} | "
+            f"{us['single']:.1f} | {us['sglang'] / us['single']:.3f} | {ahead} | {us['sum']:.1f} |"
         )
     return "\n".join(lines) + "\n"
 
