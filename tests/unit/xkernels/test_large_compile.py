@@ -26,10 +26,10 @@ from tuner.compile.targets import SimulatedDevice, activate, find
 from tuner.compile.variants import experts_call
 from xkernels.device import simulated
 
-target, (kind, step, extra) = find(sys.argv[1]), json.loads(sys.argv[2])
+target, (kind, tile, extra) = find(sys.argv[1]), json.loads(sys.argv[2])
 activate(target)
 with captured() as built, simulated(SimulatedDevice(target)):
-    experts_call(target, kind=kind, tile=(128, 256, step), extra=extra, sizes=(64, 1280, 896), topk_=6)
+    experts_call(target, kind=kind, tile=tuple(tile), extra=extra, sizes=(64, 1280, 896), topk_=6)
 tool, out = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm", []
 for name, kernel in built:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -42,10 +42,10 @@ print(json.dumps(out))
 """
 
 
-def compiled(tmp: Path, target: str, kind: str, step: int, **extra: Any) -> list[dict[str, Any]]:
-    """The layer's kernels for a target."""
+def compiled(tmp: Path, target: str, kind: str, tile: tuple[int, int, int], **extra: Any) -> list[dict[str, Any]]:
+    """The layer's kernels for a target, both projections with one tile."""
     env = {n: v for n, v in os.environ.items() if n != "TRITON_INTERPRET"}
-    argv = [sys.executable, "-P", "-c", COMMAND, target, json.dumps([kind, step, {**TILE, **extra}])]
+    argv = [sys.executable, "-P", "-c", COMMAND, target, json.dumps([kind, tile, {**TILE, **extra}])]
     done = subprocess.run(argv, env=env, cwd=tmp, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     rows: list[dict[str, Any]] = json.loads(done.stdout)
@@ -56,7 +56,7 @@ def compiled(tmp: Path, target: str, kind: str, step: int, **extra: Any) -> list
 @pytest.mark.skipif("wgmma" not in served(frozenset({"wgmma"})), reason="this Triton does not compile the kernel")
 @pytest.mark.parametrize(("kind", "step", "stages"), [("none", 64, 4), ("none", 32, 8), ("fp8_block", 128, 4)])
 def test_both_projections_on_hopper(kind: str, step: int, stages: int, tmp_path: Path) -> None:
-    made = compiled(tmp_path, "sm_90", kind, step, num_stages=stages)
+    made = compiled(tmp_path, "sm_90", kind, (128, 256, step), num_stages=stages)
     rows = [row for row in made if row["name"] == "large_gemm"]
     assert len(rows) == 2
     for row in rows:
@@ -108,6 +108,6 @@ def arrivals_that_move(ir: str) -> int:
 
 @pytest.mark.slow
 def test_elsewhere_the_config_means_the_ordinary_kernels(tmp_path: Path) -> None:
-    names = {row["name"] for row in compiled(tmp_path, "sm_100", "none", 64, num_stages=2)}
+    names = {row["name"] for row in compiled(tmp_path, "sm_100", "none", (128, 256, 64), num_stages=2)}
     assert "large_gemm" not in names
     assert {"up_gemm", "down_gemm"} <= names

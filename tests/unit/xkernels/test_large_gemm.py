@@ -31,13 +31,13 @@ from xkernels.ops.fused_experts import prepare_experts
 F32, I32 = emu.Dtype("f32"), emu.Dtype("i32")
 
 
-def aligned(ids: Any, experts: int) -> tuple[Any, Any]:
-    """Sorted entries and the expert of each block of 128, those of no local expert (-1) first."""
+def aligned(ids: Any, experts: int, block: int) -> tuple[Any, Any]:
+    """Sorted entries and the expert of each block of so many, those of no local expert (-1) first."""
     flat, rows, owners = ids.ravel(), [], []
     for e in range(-1, experts):
         mine = np.flatnonzero(flat == e)
-        blocks = -(-len(mine) // 128)
-        rows.append(np.concatenate([mine, np.full(blocks * 128 - len(mine), flat.size)]))
+        blocks = -(-len(mine) // block)
+        rows.append(np.concatenate([mine, np.full(blocks * block - len(mine), flat.size)]))
         owners += [e] * blocks
     return np.concatenate(rows).astype(np.int32), np.array(owners, np.int32)
 
@@ -57,6 +57,8 @@ class Layer:
     tokens choose the same experts and the others stay empty.
     """
 
+    block = 128
+
     def __init__(self, m: int, e: int, topk: int, h: int, n: int, fp8: bool, seed: int, routing: str = "uniform",
                  ) -> None:  # fmt: skip
         rng = np.random.default_rng(seed)
@@ -67,10 +69,10 @@ class Layer:
             ids = np.broadcast_to(np.arange(topk), (m, topk))
         elif routing == "filtered":
             ids = np.where(rng.random(ids.shape) < 1 / 3, -1, ids)
-        self.rows, self.owners = aligned(ids, e)
+        self.rows, self.owners = aligned(ids, e, self.block)
         self.slots = m * topk
         self.valid, self.token = self.rows < self.slots, np.minimum(self.rows // topk, m - 1)
-        self.owner = np.repeat(self.owners, 128)
+        self.owner = np.repeat(self.owners, self.block)
         self.x, self.w1, self.w2 = (
             self.dtype.round(rng.standard_normal(s).astype(np.float32)) for s in ((m, h), (e, 2 * n, h), (e, h, n))
         )
@@ -199,16 +201,17 @@ def _copy(module: types.ModuleType, text: str) -> types.ModuleType:
     return copy
 
 
-def mutated(old: str, new: str) -> Any:
-    """The kernel of a copy of its modules with one thing changed."""
-    texts = {m: Path(str(m.__file__)).read_text(encoding="utf-8") for m in MODULES}
+def mutated(old: str, new: str, modules: tuple[types.ModuleType, ...] = MODULES) -> Any:
+    """The kernel of a copy of its modules, the last of which has it by its own name, with one thing changed."""
+    texts = {m: Path(str(m.__file__)).read_text(encoding="utf-8") for m in modules}
     assert sum(text.count(old) for text in texts.values()) >= 1
     names: dict[str, str] = {}
     for module, text in texts.items():
         for before, after in names.items():
             text = text.replace(f"from {before} import", f"from {after} import")
         names[module.__name__] = _copy(module, text.replace(old, new)).__name__
-    return sys.modules[names[large_gemm.__name__]].large_gemm
+    name = modules[-1].__name__
+    return getattr(sys.modules[names[name]], name.rpartition(".")[2])
 
 
 IN_FP8 = ("mbarrier.init(full.index(i * 2 + 1), count=1)", "f1 = (s * w1)[:, None]")
@@ -284,16 +287,16 @@ def test_rows_come_to_the_kernel_as_it_can_gather_them(where: str) -> None:
         "one token of a matrix lying down": buffer[:256].view(256, 1).t(),
         "eight bytes into a buffer": buffer[4 : 4 + 2 * 256].view(2, 256),
     }[where]
-    got = large_experts._gatherable(x)
+    got = large_experts.gatherable(x)
     assert torch.equal(got, x)
     assert got.stride() == (256, 1)
     assert got.data_ptr() % 16 == 0
-    assert large_experts._gatherable(got) is got
+    assert large_experts.gatherable(got) is got
 
 
 def test_without_such_a_gluon_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "xkernels.ops._details.large_gemm", None)  # as where an import of it fails
-    why = large_experts._no_gluon()
+    why = large_experts.no_gluon()
     assert why is not None
     assert why.startswith("this Triton's Gluon is another one")
     monkeypatch.setattr(large_experts, "_NO_GLUON", why)

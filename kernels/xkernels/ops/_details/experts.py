@@ -11,6 +11,7 @@ import torch
 from xkernels.device import is_interpreted, of
 from xkernels.ops._details import large_experts as _large
 from xkernels.ops._details import moe_gemm as _k
+from xkernels.ops._details import stream_experts as _stream
 from xkernels.ops._details import vector_experts as _vector
 from xkernels.ops._details.common import cdiv
 from xkernels.ops.align import Alignment, moe_align_block_size
@@ -128,6 +129,8 @@ def up_projection(
     if _large.fits(e, config, x.dtype, x) and not weight_on_input:
         values, scales = _large.up(xq, xs, e, topk, alignment, rows, config, overlap)
         return Rows(values, scales)
+    if _stream.fits(e, config, x.dtype, x) and not weight_on_input:
+        return Rows(*_stream.up(xq, xs, e, topk, alignment, rows, config, overlap))
     out = torch.empty(rows, n2 // 2, dtype=e.w1.dtype if tiles else x.dtype, device=x.device)
     scale = torch.empty(rows, e.padded // BLOCK_K, dtype=torch.float32, device=x.device) if tiles else None
     tma = _tma(config, e.w1)
@@ -178,6 +181,9 @@ def down_projection(
     if _large.fits(e, config, dtype, weights):
         return _large.down(hidden.values, hidden.scale, hidden.scale_strides, e, weights, alignment, config,
                            not weight_on_input, dtype, overlap)  # fmt: skip
+    if _stream.fits(e, config, dtype, weights):
+        return _stream.down(hidden.values, hidden.scale, hidden.scale_strides, e, weights, alignment, config,
+                            not weight_on_input, dtype, overlap)  # fmt: skip
     out = torch.empty(tokens, topk, n, dtype=dtype, device=weights.device)
     rows = hidden.values.shape[0]
     tma = _tma(config, e.w2)
@@ -252,7 +258,9 @@ def _swap(config: Mapping[str, Any]) -> bool:
 
 
 def _inline(config: Mapping[str, Any], block_k: int) -> bool:
-    return bool(config.get("INLINE", int(config["BLOCK_SIZE_M"]) <= _INLINE_ROWS)) and block_k == BLOCK_K
+    streamed = _stream.other_config("fp8_block", config) is None  # by a kernel that takes rows quantised
+    inline = int(config["BLOCK_SIZE_M"]) <= _INLINE_ROWS and not streamed
+    return bool(config.get("INLINE", inline)) and block_k == BLOCK_K
 
 
 def _inline_up(config: Mapping[str, Any], block_k: int, x: torch.Tensor) -> bool:

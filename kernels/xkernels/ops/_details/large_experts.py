@@ -37,7 +37,7 @@ def refusal(e: PreparedExperts, config: Mapping[str, Any], dtype: torch.dtype, a
 
     dtype: of the layer's input and output. at: a tensor on the device.
     """
-    return _other_config(e, config) or _other_layer(e, dtype) or _other_device(at)
+    return _other_config(e, config) or other_layer(e, dtype) or other_device(at)
 
 
 def _other_config(e: PreparedExperts, config: Mapping[str, Any]) -> str | None:
@@ -55,7 +55,8 @@ def _other_config(e: PreparedExperts, config: Mapping[str, Any]) -> str | None:
     return next((f"{name} is a rule of the other kernels" for name in _RULES if name in config), None)
 
 
-def _other_layer(e: PreparedExperts, dtype: torch.dtype) -> str | None:
+def other_layer(e: PreparedExperts, dtype: torch.dtype) -> str | None:
+    """What of a layer is not for kernels that read whole lines of bf16 or of FP8 with blocks of scales."""
     step = _LINE.get(e.scheme.kind)
     if step is None:
         return f"neither bfloat16 nor block scales: {e.scheme.kind}"
@@ -72,22 +73,23 @@ def _other_layer(e: PreparedExperts, dtype: torch.dtype) -> str | None:
     return None if can_describe(e.w1) and can_describe(e.w2) else "no descriptors of these weights"
 
 
-def _other_device(at: torch.Tensor) -> str | None:
+def other_device(at: torch.Tensor) -> str | None:
+    """Why no kernel of Hopper's products runs on the device of `at`."""
     return _NO_GLUON if "wgmma" in of(at).features() else "the device has no wgmma"
 
 
-def _no_gluon() -> str | None:
+def no_gluon(kernel: str = "large_gemm") -> str | None:
     """Why there is no such kernel under the installed Triton: it is written for the Gluon of 3.6 and 3.8."""
     if is_interpreted():
         return "Triton's interpreter runs no Gluon"
     try:
-        importlib.import_module("xkernels.ops._details.large_gemm")
+        importlib.import_module(f"xkernels.ops._details.{kernel}")
     except (ImportError, AttributeError, TypeError) as error:
         return f"this Triton's Gluon is another one: {error}"
     return None
 
 
-_NO_GLUON = _no_gluon()  # now: tuners settle the cache keys of kernels that are loaded when they begin
+_NO_GLUON = no_gluon()  # now: tuners settle the cache keys of kernels that are loaded when they begin
 
 
 def up(x: torch.Tensor, scale: torch.Tensor | None, e: PreparedExperts, topk: int, alignment: Alignment, rows: int,
@@ -98,19 +100,19 @@ def up(x: torch.Tensor, scale: torch.Tensor | None, e: PreparedExperts, topk: in
     drains.
     """
     fp8 = scale is not None
-    x = _gatherable(x)
+    x = gatherable(x)
     out = torch.empty(rows, e.padded, dtype=e.w1.dtype if fp8 else x.dtype, device=x.device)
     scales = torch.empty(rows, e.padded // BLOCK_K, dtype=torch.float32, device=x.device) if scale is not None else None
     _launch(
         config, overlap, rows, e.w1, e.w1_scale, alignment, x.shape[0] * topk, topk, a=x, stride_am=x.stride(0),
         a_scale=scale, stride_sm=scale.stride(0) if scale is not None else 0, stride_sk=1,
-        out_desc=_tiles(out, 64, BLOCK_N // 4 if fp8 else BLOCK_N // 2), out_scale=scales,
+        out_desc=tiles_of(out, 64, BLOCK_N // 4 if fp8 else BLOCK_N // 2), out_scale=scales,
         stride_os=e.padded // BLOCK_K, UP=True, MUL_WEIGHT=False,
     )  # fmt: skip
     return out, scales
 
 
-def _gatherable(x: torch.Tensor) -> torch.Tensor:
+def gatherable(x: torch.Tensor) -> torch.Tensor:
     """x, copied unless its rows can be gathered 16 bytes at once.
 
     Triton compiles for whether an address and a stride are multiples of 16, and only of such rows does it copy so many
@@ -129,7 +131,7 @@ def down(rows: torch.Tensor, scale: torch.Tensor | None, scale_strides: tuple[in
     out = torch.empty(tokens, topk, e.hidden, dtype=dtype, device=rows.device)
     _launch(
         config, overlap, rows.shape[0], e.w2, e.w2_scale, alignment, tokens * topk, topk,
-        a_desc=_tiles(rows, 64, int(config["BLOCK_SIZE_K"])), a_scale=scale, stride_sm=scale_strides[0],
+        a_desc=tiles_of(rows, 64, int(config["BLOCK_SIZE_K"])), a_scale=scale, stride_sm=scale_strides[0],
         stride_sk=scale_strides[1], out=out, stride_out=e.hidden, weight=weights if weighted else None, UP=False,
         MUL_WEIGHT=weighted,
     )  # fmt: skip
@@ -153,7 +155,7 @@ def _launch(config: Mapping[str, Any], overlap: bool, rows: int, w: torch.Tensor
     programs = min(cdiv(rows, BLOCK_M) * cdiv(w.shape[1], BLOCK_N), of(w).limits().units)
     step, stages = int(config["BLOCK_SIZE_K"]), int(config.get("num_stages", MOST_STAGES))
     large_gemm[(programs,)](
-        **{**_ABSENT, **arguments}, w_desc=_tiles(w.view(-1, w.shape[2]), 128 if kind != "none" else BLOCK_N,
+        **{**_ABSENT, **arguments}, w_desc=tiles_of(w.view(-1, w.shape[2]), 128 if kind != "none" else BLOCK_N,
         step), w_scale=w_scale, sorted_ids=alignment.sorted_ids, experts=alignment.expert_ids,
         post=alignment.num_post_padded, counter=counter(w), num_valid=slots, N=w.shape[1], K=w.shape[2],
         stride_wse=strides[0], stride_wsn=strides[1], stride_wsk=strides[2], TOPK=topk,
@@ -163,7 +165,7 @@ def _launch(config: Mapping[str, Any], overlap: bool, rows: int, w: torch.Tensor
     )  # fmt: skip
 
 
-def _tiles(matrix: torch.Tensor, rows: int, cols: int) -> Any:
+def tiles_of(matrix: torch.Tensor, rows: int, cols: int) -> Any:
     """A descriptor of a matrix for tiles of [rows, cols], swizzled as the matrix unit wants them."""
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
