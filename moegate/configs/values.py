@@ -32,8 +32,8 @@ _BATCH = re.compile(r"[1-9][0-9]{0,8}")
 class Field:
     """One kernel parameter: its type, range, whether a file needs it, and who understands it.
 
-    `needed` fields absent from an entry fall back to the kernel language's default, which no tuner timed. `ours` are
-    values outside the range that moegate's kernels alone take.
+    `needed` fields absent from an entry fall back to the kernel language's default, which no tuner timed. `also` are
+    values outside the range that some engines' kernels take.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Field:
     low: int = 1
     high: int = 1
     power_of_two: bool = False
-    ours: tuple[int, ...] = ()
+    also: tuple[int, ...] = ()
     choices: tuple[Value, ...] = ()
     needed: bool = False
     engines: frozenset[Engine] = frozenset({"moegate", "sglang", "vllm"})
@@ -50,8 +50,8 @@ class Field:
     def seen_by(self, engine: Engine) -> Field:
         """This field as `engine`'s kernel takes it."""
         low = _LOWS.get((engine, self.name), self.low)
-        ours = self.ours if engine == "moegate" else ()
-        return self if (low, ours) == (self.low, self.ours) else replace(self, low=low, ours=ours)
+        also = () if engine == "vllm" else self.also
+        return self if (low, also) == (self.low, self.also) else replace(self, low=low, also=also)
 
     def problem(self, value: object) -> str | None:
         """What is wrong with `value`, or None."""
@@ -68,7 +68,7 @@ class Field:
         if self.choices:
             return value in self.choices
         inside = self.low <= value <= self.high and not (self.power_of_two and value & (value - 1))
-        return inside or value in self.ours
+        return inside or value in self.also
 
     @property
     def wanted(self) -> str:
@@ -78,7 +78,7 @@ class Field:
         if self.choices:
             return "one of " + ", ".join(str(choice) for choice in self.choices)
         words = f"{'a power of two' if self.power_of_two else 'an integer'} from {self.low} to {self.high}"
-        return ", or ".join([words, *map(str, self.ours)])
+        return ", or ".join([words, *map(str, self.also)])
 
 
 _AMD = frozenset({"amd"})
@@ -88,8 +88,9 @@ _NOT_SGLANG = frozenset[Engine]({"moegate", "vllm"})
 _LOWS: Mapping[tuple[Engine, str], int] = {("vllm", "BLOCK_SIZE_M"): 8}
 
 FIELDS: tuple[Field, ...] = (
-    # A matrix unit multiplies tiles of at least 16 in each dimension; blocks of one row are not for it.
-    Field("BLOCK_SIZE_M", "int", 16, 1024, power_of_two=True, ours=(1,), needed=True),
+    # A matrix unit multiplies tiles of at least 16 in each dimension. Blocks of one row are for a kernel of ours;
+    # SGLang's pads them.
+    Field("BLOCK_SIZE_M", "int", 16, 1024, power_of_two=True, also=(1,), needed=True),
     Field("BLOCK_SIZE_N", "int", 16, 1024, power_of_two=True, needed=True),
     Field("BLOCK_SIZE_K", "int", 16, 1024, power_of_two=True, needed=True),
     Field("GROUP_SIZE_M", "int", 1, 1024, needed=True),
@@ -108,7 +109,7 @@ FIELDS: tuple[Field, ...] = (
 
 # Dense block-FP8 kernels take two more (SM90), and no USE_TMA.
 DENSE_FIELDS: tuple[Field, ...] = (
-    *(replace(field, ours=()) for field in FIELDS if field.name not in {"USE_TMA", "SPLIT_K", "grf_mode"}),
+    *(replace(field, also=()) for field in FIELDS if field.name not in {"USE_TMA", "SPLIT_K", "grf_mode"}),
     Field("SPLIT_K", "int", 1, 64, power_of_two=True),
     Field("SWAP_AB", "bool"),
 )

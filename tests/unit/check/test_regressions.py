@@ -195,7 +195,7 @@ def test_the_fixed_tree_is_green(repo: Repo) -> None:
     assert check(repo).findings == ()
 
 
-def test_blocks_of_one_row_are_ours_alone(repo: Repo) -> None:
+def test_blocks_of_one_row_take_wide_chunks_in_our_kernel_alone(repo: Repo) -> None:
     one = {"BLOCK_SIZE_M": 1, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 256, "num_stages": 12}
     change_json(repo.file(FP8), lambda d: d["1"].update(one))
     found = {
@@ -203,7 +203,7 @@ def test_blocks_of_one_row_are_ours_alone(repo: Repo) -> None:
         for engine in ("moegate", "sglang")
     }
     assert not [item for item in found["moegate"].findings if item.severity == "error"]
-    assert [item.rule for item in errors(found["sglang"], "bad-value")] == ["bad-value"]
+    assert not errors(found["sglang"], "bad-value")
     assert len(errors(found["sglang"], "block-k-exceeds-group")) == 1
 
 

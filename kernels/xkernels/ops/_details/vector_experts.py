@@ -69,9 +69,15 @@ def down(
 
 
 def _shapes(e: PreparedExperts, config: Mapping[str, Any], width: int, rows: int) -> dict[str, Any]:
-    """What both kernels are compiled for: the length of a weight row, its chunks, and how threads lie on them."""
-    block_k = max(int(config["BLOCK_SIZE_K"]), _WHOLE.get(e.scheme.kind, 0))
-    vec = min(_LOAD // 2, _LOAD // e.w1.element_size())
+    """What both kernels are compiled for: the length of a weight row, its chunks, and how threads lie on them.
+
+    A chunk has BLOCK_SIZE_K columns, of weights of one byte twice as many: a file's BLOCK_SIZE_K stays within a group of
+    scales, as other kernels that read the file need it to.
+    """
+    size = e.w1.element_size()
+    block_k = int(config["BLOCK_SIZE_K"]) * (2 if size == 1 else 1)
+    block_k = max(block_k, _WHOLE.get(e.scheme.kind, 0))
+    vec = min(_LOAD // 2, _LOAD // size)
     span = max(1, min(rows, _LANES * int(config.get("num_warps", 4)) * vec // block_k))
     return {
         "WIDTH": width, "BLOCK_K": block_k, "VEC": vec, "SPAN": span, "GROUP_K": BLOCK_K,
