@@ -146,7 +146,8 @@ def emit(root: Path, key: ConfigKey, finals: Sequence[Final], origin: Origin,
          spelling: Spelling = "sglang") -> list[Path]:  # fmt: skip
     """Write the config files of a tuning below `root` and read them back through the look-up.
 
-    SGLang's spelling writes `configs/triton_X_Y_Z/` with an up and a down file; vLLM's writes the up file alone, flat.
+    SGLang's spelling writes `configs/triton_X_Y_Z/` with an up and a down file; vLLM's writes the up file alone, flat,
+    and without the batch sizes where blocks of one row won, which its kernel does not take.
 
     Returns:
         All files written, config files first.
@@ -156,6 +157,10 @@ def emit(root: Path, key: ConfigKey, finals: Sequence[Final], origin: Origin,
     """
     folder = _folder(root, spelling, origin.triton)
     projections: tuple[Projection, ...] = ("up", "down") if spelling == "sglang" else ("up",)
+    if spelling == "vllm":
+        finals = [final for final in finals if final.configs["up"].block_m != 1]
+        if not finals:
+            return []
     configs, sidecars = [], []
     for projection in projections:
         entries: dict[int, dict[str, Scalar]] = {}

@@ -41,8 +41,13 @@ def run(*, target: str, source: Path, out: Path, as_json: bool) -> int:
         entries: dict[int, dict[str, Scalar]] = {}
         dropped: set[str] = set()
         for size, entry in tree.load(item.path).items():
+            if target == "vllm" and entry.get("BLOCK_SIZE_M") == 1:
+                notes.append(f"{item.path}: batch size {size} was left out, vLLM's kernel takes no blocks of one row")
+                continue
             entries[size], lost = file_entry(Config.of(entry), target)
             dropped.update(lost)
+        if not entries:
+            continue
         write_file(path, entries)
         written.append(str(path))
         notes += [f"{item.path}: {field} was stripped: {target}'s loader drops it" for field in sorted(dropped)]

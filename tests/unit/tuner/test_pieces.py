@@ -15,6 +15,7 @@ from moegate.configs import ConfigKey, ConfigTree
 from moegate.errors import InfraError, UsageError
 from moegate.journal import Journal
 from moegate.records import Provenance, read
+from tuner.commands.emit import run as rewrite
 from tuner.config import Config
 from tuner.effort import EFFORTS
 from tuner.emit import Origin, emit, file_entry
@@ -159,6 +160,15 @@ def test_vllm_spelling_is_flat_and_without_what_vllm_lacks(tmp_path: Path) -> No
     assert files[0].name == "E=64,N=896,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
     assert "USE_TMA" not in json.loads(files[0].read_text())["1"]
     assert any("USE_TMA" in note for note in read(Provenance, files[1]).detail["notes"])
+    single = TILE.with_(BLOCK_SIZE_M=1)
+    one = Final(2, {"up": single, "down": single}, 5.0, 10.0, verified=True)
+    files = emit(tmp_path / "two", key, [*finals, one], _origin(), "vllm")
+    assert list(json.loads(files[0].read_text())) == ["1"]
+    assert emit(tmp_path / "one", key, [one], _origin(), "vllm") == []
+    ours = emit(tmp_path / "ours", key, [*finals, one], _origin())
+    assert rewrite(target="vllm", source=tmp_path / "ours", out=tmp_path / "again", as_json=False) == 0
+    assert [list(json.loads(path.read_text())) for path in (tmp_path / "again").glob("*].json")] == [["1"]]
+    assert list(json.loads(ours[0].read_text())) == ["1", "2"]
 
 
 def test_fields_that_an_engine_drops_are_stripped_and_named() -> None:
