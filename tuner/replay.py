@@ -27,7 +27,7 @@ from tuner.config import Config
 from tuner.defaults import VENDORS, default_for
 from tuner.effort import EFFORTS, Effort
 from tuner.journaled import PURPOSE, outcome_of
-from tuner.prior import Prior
+from tuner.prior import Prior, streams
 from tuner.problem import Problem, Projection
 from tuner.spaces import Axis, Space
 from tuner.strategies.base import ERRORS, Arena, ErrorClass, Findings, Outcome, Request, Strategy, Task, Unit
@@ -62,9 +62,10 @@ class Recorded:
     def space(self) -> Space:
         """The space that the records span, with GROUP_SIZE_M refined and USE_TMA a variant where they were swept.
 
-        Without blocks of one row, which lie beyond the space (`Task.single_rows`).
+        Without what lies beyond the space: blocks of one row (`Task.single_rows`) and `Task.streams`.
         """
-        units = [unit for unit in (*self.times, *self.errors) if unit.config.block_m != 1]
+        beyond = {*self.single_rows(), *self.streams()}
+        units = [unit for unit in (*self.times, *self.errors) if unit.config not in beyond]
         seen: dict[str, set[Any]] = defaultdict(set)
         for unit in units:
             for name, value in unit.config.items:
@@ -79,6 +80,11 @@ class Recorded:
     def single_rows(self) -> tuple[Config, ...]:
         """The recorded configs with BLOCK_SIZE_M 1."""
         return tuple(sorted({unit.config for unit in (*self.times, *self.errors) if unit.config.block_m == 1}))
+
+    def streams(self) -> tuple[Config, ...]:
+        """The recorded configs of our kernel that streams weights."""
+        recorded = {unit.config for unit in (*self.times, *self.errors)}
+        return tuple(c for c in streams(self.problem.file_dtype, self.problem.block_shape) if c in recorded)
 
     def best(self, size: int) -> float:
         """The best summed time of one batch size."""
@@ -178,6 +184,7 @@ def task_of(recorded: Recorded, effort: Effort, prior: Prior | None, seed: int =
         only=recorded.projections,
         descriptors_first=bool(recorded.meta.get("descriptors_first", False)),
         single_rows=recorded.single_rows(),
+        streams=recorded.streams(),
     )
 
 

@@ -35,6 +35,7 @@ from moe_problem import DEV, INNER, SHAPES, Problem, align
 
 from xkernels.ops._details import experts as ours
 from xkernels.ops._details import large_experts as large
+from xkernels.ops._details import stream_experts as stream
 from xkernels.ops.align import Alignment
 from xkernels.ops.fused_experts import fused_experts_reference
 from xkernels.ops.quant import per_token_group_quant_fp8
@@ -46,18 +47,20 @@ LONG = 4096  # from here on up projections are also timed after a rest
 CANDIDATES: dict[str, dict[int, list[tuple[int, ...]]]] = {
     "bf16": {
         1: [(16, 64, 128, 4, 4), (16, 64, 128, 4, 3), (16, 64, 128, 4, 6), (16, 128, 128, 4, 5), (16, 32, 256, 4, 3),
-            (16, 32, 128, 4, 4), (16, 64, 256, 4, 3), (16, 64, 64, 4, 5)],
+            (16, 32, 128, 4, 4), (16, 64, 256, 4, 3), (16, 64, 64, 4, 5), (16, 64, 128, 4, 10), (16, 128, 128, 4, 6)],
         128: [(16, 128, 128, 4, 3), (16, 64, 128, 4, 3), (16, 64, 64, 4, 4), (16, 128, 128, 8, 2), (16, 128, 128, 8, 3),
-              (16, 128, 64, 4, 4), (16, 64, 256, 4, 3), (16, 64, 128, 4, 2), (16, 128, 128, 4, 2)],
+              (16, 128, 64, 4, 4), (16, 64, 256, 4, 3), (16, 64, 128, 4, 2), (16, 128, 128, 4, 2),
+              (16, 64, 128, 4, 10), (16, 128, 128, 4, 6)],
         512: [(64, 128, 64, 4, 4), (64, 128, 64, 4, 3), (64, 128, 128, 8, 3), (64, 128, 128, 4, 3),
               (128, 256, 64, 8, 4)],
         4096: [(128, 256, 64, 8, 4), (128, 256, 32, 8, 8), (128, 256, 64, 8, 3), (128, 128, 64, 8, 3),
                (128, 128, 64, 8, 6)],
     },
     "fp8": {
-        1: [(16, 64, 128, 4, 4), (16, 128, 128, 4, 5), (16, 64, 128, 4, 6), (16, 128, 128, 4, 3), (16, 64, 128, 4, 5)],
+        1: [(16, 64, 128, 4, 4), (16, 128, 128, 4, 5), (16, 64, 128, 4, 6), (16, 128, 128, 4, 3), (16, 64, 128, 4, 5),
+            (16, 128, 128, 4, 8)],
         128: [(16, 128, 128, 4, 3), (16, 64, 128, 4, 4), (16, 64, 128, 4, 3), (16, 256, 128, 8, 3),
-              (16, 128, 128, 4, 4), (16, 128, 128, 4, 2)],
+              (16, 128, 128, 4, 4), (16, 128, 128, 4, 2), (16, 128, 128, 4, 8), (16, 128, 128, 4, 12)],
         4096: [(64, 128, 128, 4, 4), (64, 128, 128, 4, 3), (64, 64, 128, 4, 4), (128, 256, 128, 8, 4)],
     },
 }  # fmt: skip
@@ -97,6 +100,11 @@ def for_many(config: dict[str, Any]) -> bool:
     return (config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]) == (large.BLOCK_M, large.BLOCK_N)
 
 
+def streamed(mode: str, config: dict[str, Any]) -> bool:
+    """Whether our kernel that streams weights takes a candidate."""
+    return stream.other_config("fp8_block" if mode == "fp8" else "none", config) is None
+
+
 def few(config: dict[str, Any]) -> bool:
     """Whether a candidate's block is one of few rows, as the launcher sees it."""
     return config["BLOCK_SIZE_M"] <= 32
@@ -119,8 +127,8 @@ def variants(mode: str, m: int, part: str) -> list[dict[str, Any]]:
     """
     out = single_rows(mode, part) if m <= FEW_TOKENS else []
     for config in configs(mode, m):
-        out.append(config)
-        out += [{**config, **other} for other, where in OTHERS if where(config, m, mode == "fp8", part == "down")]
+        others = [] if streamed(mode, config) else OTHERS
+        out += [config, *({**config, **other} for other, at in others if at(config, m, mode == "fp8", part == "down"))]
     return out
 
 
@@ -204,8 +212,9 @@ def compile_ours(p: Problem, data: Any, al: Any, config: dict[str, Any]) -> int:
     if p.mode == "fp8" and config["BLOCK_SIZE_M"] > 1:
         scales = torch.ones(rows, p.N // 128, device=x.device)
         quantised = ours.Rows(kinds[0].values.to(torch.float8_e4m3fn), scales)
-        kinds = [quantised] if for_many(config) else [*kinds, quantised]
-        follow += [] if for_many(config) else [{**config, "INLINE": not config.get("INLINE", few(config))}]
+        one = for_many(config) or streamed(p.mode, config)
+        kinds = [quantised] if one else [*kinds, quantised]
+        follow += [] if one else [{**config, "INLINE": not config.get("INLINE", few(config))}]
     calls = [partial(ours.up_projection, x, e, weights, alignment, config, down=other) for other in follow]
     calls += [partial(ours.down_projection, k, e, weights, alignment, c, x.dtype) for k in kinds for c in follow]
     return sum(map(guarded, calls))

@@ -196,6 +196,16 @@ VARIANTS: tuple[Variant, ...] = (
         partial(experts_call, kind="fp8_block", tile=(16, 64, 128), extra=_TMA),
         descriptors=True,
     ),
+    Variant(
+        "experts bf16 streamed",
+        partial(experts_call, tile=(16, 128, 128), stages=6, extra=_TMA),
+        descriptors=True,
+    ),
+    Variant(
+        "experts fp8 block streamed",
+        partial(experts_call, kind="fp8_block", tile=(16, 128, 128), stages=12, extra=_TMA),
+        descriptors=True,
+    ),
     Variant("experts bf16 single rows", partial(experts_call, tile=(1, 32, 256)), basic=True),
     Variant("experts fp8 block single rows", partial(experts_call, kind="fp8_block", tile=(1, 32, 256), stages=4)),
     Variant("experts fp8 channel single rows", partial(experts_call, kind="fp8_channel", tile=(1, 32, 256))),

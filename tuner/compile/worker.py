@@ -12,6 +12,7 @@ __all__ = ["compile_config", "compile_variant", "start"]
 
 _STATE: dict[str, Target] = {}
 _GEMMS = {"up": "up_gemm", "down": "down_gemm"}
+_ONE_FOR_BOTH = ("large_gemm", "stream_gemm")
 
 
 def start(name: str) -> None:
@@ -49,8 +50,8 @@ def compile_config(job: dict[str, Any]) -> list[dict[str, Any]]:
         only=wanted,
         asked=bool(config.get("USE_TMA", False)),
     )  # fmt: skip
-    # The kernel for many rows serves both projections; the up projection's launch comes first.
-    mine = [row for row in rows if row["kernel"] in (*_GEMMS.values(), "large_gemm", "up_rows", "down_rows")]
+    # Some kernels serve both projections; the up projection's launch comes first.
+    mine = [row for row in rows if row["kernel"] in (*_GEMMS.values(), *_ONE_FOR_BOTH, "up_rows", "down_rows")]
     return [{**row, "key": job["key"]} for row in (mine[-1:] if job["projection"] == "down" else mine[:1])]
 
 
@@ -73,7 +74,7 @@ def _rows(words: dict[str, Any], call: Any, only: str | None = None, asked: bool
 
 
 # Kernels that load weights through descriptors where their config asks for it.
-_DESCRIBED = (*_GEMMS.values(), "large_gemm", "fp8_gemm")
+_DESCRIBED = (*_GEMMS.values(), *_ONE_FOR_BOTH, "fp8_gemm")
 
 
 def _facts(name: str, kernel: Any, target: Target, asked: bool) -> dict[str, Any]:

@@ -40,7 +40,8 @@ __all__ = ["MoegateExperts", "make"]
 _WEIGHT_SCALE = 1 / 16
 _INPUT_SCALE = 1 / 8
 _KERNELS: dict[Projection, tuple[str, ...]] = {
-    "up": ("up_gemm", "large_gemm", "up_rows"), "down": ("down_gemm", "large_gemm", "down_rows"),
+    "up": ("up_gemm", "large_gemm", "stream_gemm", "up_rows"),
+    "down": ("down_gemm", "large_gemm", "stream_gemm", "down_rows"),
 }  # fmt: skip
 
 

@@ -4,7 +4,8 @@
 file of anybody's. An architecture can be left out, so that what the prior is worth on a new device can be measured.
 `own.json` names tiles that a kernel of ours is written for, which no such file could choose. They come first, whatever
 is left out: that such a kernel exists is known on a new device too. Those with BLOCK_SIZE_M 1 (`single_rows`) no other
-engine's kernel could run; they are no part of the space that all engines share.
+engine's kernel could run, and those of the kernel that streams weights (`streams`) would suit none; they are no part of
+the space that all engines share.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from moegate.configs import BATCH_SIZES
 from moegate.errors import RecordError, UsageError
 from tuner.config import Config
 
-__all__ = ["Prior", "dtype_class", "grid_distance", "load", "single_rows"]
+__all__ = ["Prior", "dtype_class", "grid_distance", "load", "single_rows", "streams"]
 
 _Made = TypeVar("_Made")
 _FILE = Path(__file__).with_name("portfolio.json")
@@ -119,8 +120,18 @@ def load(path: Path = _FILE, own: Path = _OWN) -> Prior:
 @cache
 def single_rows(dtype: str | None, block_shape: tuple[int, int] | None, path: Path = _OWN) -> tuple[Config, ...]:
     """Tiles of our kernels for BLOCK_SIZE_M 1, for one dtype class. RecordError where the table is damaged."""
+    return _beyond("single_rows", dtype, block_shape, path)
+
+
+@cache
+def streams(dtype: str | None, block_shape: tuple[int, int] | None, path: Path = _OWN) -> tuple[Config, ...]:
+    """Tiles of our kernel that streams weights, for one dtype class. RecordError where the table is damaged."""
+    return tuple(config.with_(USE_TMA=True) for config in _beyond("streams", dtype, block_shape, path))
+
+
+def _beyond(name: str, dtype: str | None, block_shape: tuple[int, int] | None, path: Path) -> tuple[Config, ...]:
     found = _read(path, lambda data: {
-        kind: _tiles(data["fields"], tiles) for kind, tiles in data.get("single_rows", {}).items()
+        kind: _tiles(data["fields"], tiles) for kind, tiles in data.get(name, {}).items()
     })  # fmt: skip
     return tuple(config.with_(GROUP_SIZE_M=1) for config in found.get(dtype_class(dtype, block_shape), ()))
 

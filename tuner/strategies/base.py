@@ -143,7 +143,8 @@ class Task:
 
     `descriptors_first`: this kernel is usually better off with descriptor loads on this device, so candidates start
     with them and the best are tried without, instead of the other way round. `single_rows`: configs beyond the space,
-    with BLOCK_SIZE_M 1, that every projection tries at a few tokens.
+    with BLOCK_SIZE_M 1, that every projection tries at a few tokens. `streams`: likewise of the kernel that streams
+    weights, at more tokens.
     """
 
     problem: Problem
@@ -159,6 +160,11 @@ class Task:
     only: tuple[Projection, ...] = ()
     descriptors_first: bool = False
     single_rows: tuple[Config, ...] = ()
+    streams: tuple[Config, ...] = ()
+
+    def beyond(self, config: Config) -> bool:
+        """Whether a config is one of our kernels' beyond the space, with no neighbours in it."""
+        return config in self.single_rows or config in self.streams
 
     @property
     def projections(self) -> tuple[Projection, ...]:

@@ -32,7 +32,7 @@ _STEPS = 4
 _SPREAD, _AGAIN = 20, 4
 _NEARLY = 1.05
 _SHORT_US = 50.0
-_FEW_TOKENS = 4
+_FEW_TOKENS, _STREAMED_TOKENS = 4, 256
 FOUND, VARIED, SETTLED = 1, 2, 3
 _STAGES = {FOUND: "found", VARIED: "varied", SETTLED: "settled"}
 
@@ -79,7 +79,7 @@ class Race:
         else:
             yield self._asked(self._leaders_of_portfolio(), 0)
             yield self._asked(self._followers(), 0)
-        yield self._asked(self._single_rows(), 0)
+        yield self._asked(self._beyond(), 0)
         self._reach(FOUND)
         if self.effort.portfolio is not None:
             yield Wait(self._beside(), FOUND)
@@ -169,8 +169,9 @@ class Race:
         count = self.effort.neighbours * (1 if self.task.prior is not None else 3)
         found: list[Config] = []
         for projection in self.task.projections:
-            times = sorted((time, config) for config, time in self.arena.times(projection) if config.block_m != 1)
-            found += list(dict.fromkeys(self._base(config) for _, config in times))[:count]
+            times = sorted((time, config) for config, time in self.arena.times(projection))
+            tiles = [self._base(config) for _, config in times if not self.task.beyond(config)]
+            found += list(dict.fromkeys(tiles))[:count]
         return found
 
     def _base(self, config: Config) -> Config:
@@ -193,18 +194,20 @@ class Race:
         configs = list(dict.fromkeys([self.space.complete(default) or default, *best]))
         return {projection: list(configs) for projection in others}
 
-    def _single_rows(self) -> Wanted:
-        """Blocks of one row, for every projection: they gain only together, and only where few tokens share experts."""
-        if self.size > _FEW_TOKENS:
-            return {}
-        return {projection: list(self.task.single_rows) for projection in self.arena.projections}
+    def _beyond(self) -> Wanted:
+        """Blocks of one row and streamed weights, for every projection: they gain most together, and at few tokens."""
+        configs = [
+            *(self.task.single_rows if self.size <= _FEW_TOKENS else ()),
+            *(self.task.streams if self.size <= _STREAMED_TOKENS else ()),
+        ]
+        return {projection: list(configs) for projection in self.arena.projections}
 
     def _descriptors(self) -> Wanted:
         if not self.space.has_tma or not self.effort.tma:
             return {}
         leaders = self._leaders(self.effort.tma)
         return {
-            p: [c.without("USE_TMA") if c.tma else c.with_(USE_TMA=True) for c in configs if c.block_m != 1]
+            p: [c.without("USE_TMA") if c.tma else c.with_(USE_TMA=True) for c in configs if not self.task.beyond(c)]
             for p, configs in leaders.items()
         }
 

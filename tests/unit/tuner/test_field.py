@@ -15,7 +15,7 @@ from tuner.child.facts import settle_keys
 from tuner.child.timing import Timer
 from tuner.effort import EFFORTS
 from tuner.prior import load as load_prior
-from tuner.prior import single_rows
+from tuner.prior import single_rows, streams
 from tuner.replay import Recorded, Replay, load, task_of
 from tuner.strategies import strategy
 from tuner.strategies.base import Outcome, Request, Runner, Unit
@@ -75,6 +75,21 @@ def test_blocks_of_one_row_are_tried_at_a_few_tokens_alone(both: Recorded, known
     blocks = {size: {config.block_m for config in choice.configs.values()} for size, choice in found.choices.items()}
     assert {size for size, rows in blocks.items() if rows == {1}} == {1, 2, 4}
     assert not [size for size, rows in blocks.items() if 1 in rows and size > 4]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_streamed_weights_are_tried_beyond_the_space_and_have_no_neighbours(both: Recorded, known: bool) -> None:
+    tiles = streams(None, None)
+    units = [Unit(size, p, config) for size in both.sizes for p in both.projections for config in tiles]
+    with_them = replace(both, times={**both.times, **dict.fromkeys(units, 1.0)})
+    assert with_them.space() == both.space()
+    assert set(with_them.streams()) == set(tiles)
+    assert both.streams() == ()
+    found = strategy("racing").tune(
+        task_of(with_them, EFFORTS["quick"], load_prior() if known else None), Replay(with_them)
+    )
+    chosen = {size: set(choice.configs.values()) <= set(tiles) for size, choice in found.choices.items()}
+    assert {size for size, streamed in chosen.items() if streamed} == {size for size in both.sizes if size <= 256}
 
 
 def test_a_deadline_leaves_every_batch_size_with_a_choice(both: Recorded) -> None:

@@ -33,7 +33,7 @@ def test_both_projections_on_hopper(kind: str, width: int, stages: int, programs
         assert facts["spills"] == 0
         assert not re.search(r"\b(LDL|STL)\b", sass)
         assert programs * facts["threads"] * facts["registers"] <= 65536
-        assert arrivals_in_order(ptx) >= 2
+        assert arrivals_in_order(ptx) >= 1
         assert arrivals_that_move(row["ir"]) >= 1
         assert sass.count("WARPGROUP.DEPBAR") <= ptx.count("wgmma.wait_group")
         assert ptx.count("cp.async.bulk.tensor") % 2 == 0  # 256 bytes of a weight row at once
