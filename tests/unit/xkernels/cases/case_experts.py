@@ -215,6 +215,19 @@ def test_vectors_quantised(kind: str, tile: dict[str, Any]) -> None:
     assert error(got, fused_experts_reference(x.float(), p, weights, ids)) < limit
 
 
+def check_routings(p: Any, tile: dict[str, Any], sizes: tuple[int, ...], limit: float) -> None:
+    """A whole layer beside the twin, rows that lie apart, odd routings, and the same bits again."""
+    e, h = p.num_experts, p.hidden
+    for tokens in sizes:
+        x, (weights, ids) = random(tokens, 2 * h, seed=3, scale=1).to(torch.bfloat16)[:, ::2], routed(tokens, e, 2)
+        for routing in (ids, ids.where(ids != 1, -1), torch.full_like(ids, 2), torch.full_like(ids, -1)):
+            got = fused_experts(x, p, weights, routing, backend="triton", up=tile, down=tile)
+            want = fused_experts_reference(x.float(), p, weights, routing)
+            assert error(got, want) < limit
+            again = fused_experts(x, p, weights, routing, backend="triton", up=tile, down=tile)
+            assert torch.equal(got, again)
+
+
 @pytest.mark.skipif("wgmma" not in live().features(), reason="needs a device with those products")
 @pytest.mark.parametrize("kind", ["none", "fp8_block"])
 @pytest.mark.parametrize("extra", [{}, {"num_stages": 2}, {"PDL": False, "GROUP_SIZE_M": 8}], ids=str)
@@ -226,14 +239,21 @@ def test_many_rows_on_hopper(kind: str, extra: dict[str, Any]) -> None:
     tile = config(
         128, 256, 128 if kind == "fp8_block" else 64, **{"num_warps": 8, "num_stages": 4, "USE_TMA": True} | extra
     )
-    for tokens in (1, 63, 64, 65, 700):
-        x, (weights, ids) = random(tokens, 2 * h, seed=3, scale=1).to(torch.bfloat16)[:, ::2], routed(tokens, e, 2)
-        for routing in (ids, ids.where(ids != 1, -1), torch.full_like(ids, 2), torch.full_like(ids, -1)):
-            got = fused_experts(x, p, weights, routing, backend="triton", up=tile, down=tile)
-            want = fused_experts_reference(x.float(), p, weights, routing)
-            assert error(got, want) < (FP8_LIMIT if kind == "fp8_block" else LIMIT[torch.bfloat16])
-            again = fused_experts(x, p, weights, routing, backend="triton", up=tile, down=tile)
-            assert torch.equal(got, again)
+    check_routings(p, tile, (1, 63, 64, 65, 700), FP8_LIMIT if kind == "fp8_block" else LIMIT[torch.bfloat16])
+
+
+@pytest.mark.skipif("wgmma" not in live().features(), reason="needs a device with those products")
+@pytest.mark.parametrize(
+    ("kind", "width", "stages", "extra"),
+    [("none", 128, 6, {}), ("none", 64, 10, {}), ("fp8_block", 128, 12, {}), ("fp8_block", 128, 8, {"PDL": False})],
+)
+def test_streamed_weights_on_hopper(kind: str, width: int, stages: int, extra: dict[str, Any]) -> None:
+    e, h, n = 5, 384, 256
+    p = quantised(kind, e, h, n) if kind == "fp8_block" else prepare_experts(
+        random(e, 2 * n, h, seed=1).to(torch.bfloat16), random(e, h, n, seed=2).to(torch.bfloat16)
+    )  # fmt: skip
+    tile = config(16, width, 128, **{"num_warps": 4, "num_stages": stages, "USE_TMA": True} | extra)
+    check_routings(p, tile, (1, 15, 16, 17, 300), FP8_LIMIT if kind == "fp8_block" else LIMIT[torch.bfloat16])
 
 
 def test_padding_of_mxfp4_does_not_change_the_result() -> None:
