@@ -215,7 +215,7 @@ def down_rows(h, h_scale, w, w_scale, bias, out, weight, sorted_ids, experts, po
     The alignment is older than the predecessor, which has waited: it may be read before waiting.
     """
     STEPS: tl.constexpr = (WIDTH + BLOCK_K - 1) // BLOCK_K
-    FIRST: tl.constexpr = min(AHEAD, STEPS)
+    FIRST: tl.constexpr = AHEAD if AHEAD < STEPS else STEPS
     KIND: tl.constexpr = w.dtype.element_ty
     dtype: tl.constexpr = out.dtype.element_ty
     num_n = (N + BLOCK_N - 1) // BLOCK_N
