@@ -84,6 +84,13 @@ def experts_call(target: Target, *, kind: str = "none", tile: tuple[int, int, in
     return fused_experts(x, experts, weights, ids, backend="triton", up=config, down=config, **kw)
 
 
+def _streamed(target: Target, stages: int, **kw: Any) -> Any:
+    """Experts with a tile that streams weights where the target can; fewer stages, which fit anywhere, elsewhere."""
+    return experts_call(
+        target, tile=(16, 128, 128), stages=stages if "wgmma" in target.features else 2, extra={"USE_TMA": True}, **kw
+    )
+
+
 def _topk(target: Target, router: Router) -> Any:
     del target
     bias = meta(64, dtype=torch.float32) if router.groups > 1 else None
@@ -196,16 +203,8 @@ VARIANTS: tuple[Variant, ...] = (
         partial(experts_call, kind="fp8_block", tile=(16, 64, 128), extra=_TMA),
         descriptors=True,
     ),
-    Variant(
-        "experts bf16 streamed",
-        partial(experts_call, tile=(16, 128, 128), stages=6, extra=_TMA),
-        descriptors=True,
-    ),
-    Variant(
-        "experts fp8 block streamed",
-        partial(experts_call, kind="fp8_block", tile=(16, 128, 128), stages=12, extra=_TMA),
-        descriptors=True,
-    ),
+    Variant("experts bf16 streamed", partial(_streamed, stages=6), descriptors=True),
+    Variant("experts fp8 block streamed", partial(_streamed, stages=12, kind="fp8_block"), descriptors=True),
     Variant("experts bf16 single rows", partial(experts_call, tile=(1, 32, 256)), basic=True),
     Variant("experts fp8 block single rows", partial(experts_call, kind="fp8_block", tile=(1, 32, 256), stages=4)),
     Variant("experts fp8 channel single rows", partial(experts_call, kind="fp8_channel", tile=(1, 32, 256))),
