@@ -17,6 +17,7 @@ from moegate.errors import UsageError
 
 __all__ = ["LAUNCHERS", "changed", "code_hash", "hash_of", "kernel_files"]
 
+_NAMED = 6  # files of a kind that are named
 _PACKAGE, _OPS, _PRIVATE = "xkernels", "xkernels.ops", "xkernels.ops._details"
 
 LAUNCHERS: Mapping[str, str] = {
@@ -77,13 +78,18 @@ def code_hash(packages: Path | None = None) -> str | None:
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """What differs between two answers of `kernel_files`, in words; empty where nothing does."""
+    """What differs between two answers of `kernel_files`, in words, naming a few files; empty where nothing does."""
     kinds = {
         "changed": [name for name in before if name in now and before[name] != now[name]],
         "gone": [name for name in before if name not in now],
         "new": [name for name in now if name not in before],
     }
-    return ", ".join(f"{', '.join(sorted(names))} {kind}" for kind, names in kinds.items() if names)
+    return ", ".join(f"{_some(sorted(names))} {kind}" for kind, names in kinds.items() if names)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def _installed() -> Path | None:
