@@ -112,10 +112,10 @@ def _read_at_once(path: Path, most: int) -> bytes:
         os.close(stream)
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, most: int = MAX_BYTES) -> str:
     """As `read_file`, for UTF-8; UsageError for what is none."""
     try:
-        return read_file(path).decode()
+        return read_file(path, most).decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"is not UTF-8: {error.reason} at byte {error.start}", file=path) from None
 

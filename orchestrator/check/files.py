@@ -24,7 +24,7 @@ from orchestrator.check.trees import Entry
 
 MAX_BYTES = 4 << 20
 """No config file comes near this; what does is refused unread."""
-UNREAD = "put a readable file there"
+UNREADABLE_FIX = "put a readable file there"
 
 # Bytes per element of (activations, weights) by dtype field, for the lower bound on shared memory.
 _BYTES: Mapping[str | None, tuple[float, float]] = {
@@ -59,7 +59,7 @@ def check_file(entry: Entry, shown: str, engine: EngineLookup) -> tuple[FileFact
     try:
         return check_bytes(entry, shown, engine, canonical.read_file(entry.path, MAX_BYTES))
     except UsageError as error:
-        broken = finding("bad-value", shown, 1, error.message, fix=UNREAD)
+        broken = finding("bad-value", shown, 1, error.message, fix=UNREADABLE_FIX)
     return FileFacts(entry, shown, parse_name(entry.name), {}, ""), [*_name_findings(entry, shown, engine), broken]
 
 
@@ -203,8 +203,10 @@ def _smem_findings(
         stages = entry.get("num_stages")
         if not (type(m) is int and type(n) is int and type(k) is int and type(stages) is int):
             continue  # missing or no number: other rules say so
-        if max(m, n, k) > _LARGEST_TILE or m == 1:
-            continue  # what holds single rows keeps its weights in registers
+        if max(m, n, k) > _LARGEST_TILE:
+            continue
+        if engine.name == "moegate" and m == 1 and parsed.projection == "down":
+            continue  # our down kernel for single rows keeps its weights in registers
         if engine.over_group == "clamped" and parsed.key.block_shape and all(parsed.key.block_shape):
             k = min(k, *parsed.key.block_shape)
         need = int((stages - 1) * (m * wide_a + n * wide_b) * k)

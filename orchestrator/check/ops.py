@@ -9,7 +9,7 @@ from moegate.configs.positions import Positions
 from moegate.configs.values import problems
 from moegate.errors import UsageError
 from moegate.records.findings import Finding, Severity
-from orchestrator.check.files import MAX_BYTES, UNREAD, FileFacts
+from orchestrator.check.files import MAX_BYTES, UNREADABLE_FIX, FileFacts
 from orchestrator.check.optable import OpFiles
 from orchestrator.check.rules import finding
 from orchestrator.check.trees import Entry
@@ -46,10 +46,9 @@ def _name(op: OpFiles, name: str, shown: str) -> Iterator[Finding]:
 def _values(op: OpFiles, entry: Entry, shown: str) -> Iterator[Finding]:
     """All but the order is an error: whoever looks the file up refuses it whole."""
     try:
-        text = canonical.read_file(entry.path, MAX_BYTES).decode()
-    except (UsageError, UnicodeDecodeError) as error:
-        words = error.message if isinstance(error, UsageError) else f"is not UTF-8: byte {error.start}"
-        yield finding("bad-value", shown, 1, words, fix=UNREAD)
+        text = canonical.read_text(entry.path, MAX_BYTES)
+    except UsageError as error:
+        yield finding("bad-value", shown, 1, error.message, fix=UNREADABLE_FIX)
         return
     try:
         data = canonical.loads_json(text, file=shown)

@@ -196,7 +196,7 @@ def test_the_fixed_tree_is_green(repo: Repo) -> None:
 
 
 def test_blocks_of_one_row_take_wide_chunks_in_our_kernel_alone(repo: Repo) -> None:
-    one = {"BLOCK_SIZE_M": 1, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 256, "num_stages": 12}
+    one = {"BLOCK_SIZE_M": 1, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 256, "num_stages": 3}
     change_json(repo.file(FP8), lambda d: d["1"].update(one))
     found = {
         engine: run_check(Options(configs=(repo.configs,), engine=engine, start=repo.root))  # type: ignore[arg-type]
@@ -205,6 +205,19 @@ def test_blocks_of_one_row_take_wide_chunks_in_our_kernel_alone(repo: Repo) -> N
     assert not [item for item in found["moegate"].findings if item.severity == "error"]
     assert not errors(found["sglang"], "bad-value")
     assert len(errors(found["sglang"], "block-k-exceeds-group")) == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "down", "exceeds"),
+    [("moegate", False, 1), ("moegate", True, 0), ("sglang", False, 1), ("sglang", True, 1)],
+)
+def test_of_blocks_of_one_row_only_our_down_kernel_needs_no_shared_memory(
+    repo: Repo, engine: Any, down: bool, exceeds: int
+) -> None:
+    one = {"BLOCK_SIZE_M": 1, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 128, "num_stages": 16}
+    change_json(repo.file(KEY, "down" if down else "up"), lambda d: d["1"].update(one))
+    found = run_check(Options(configs=(repo.configs,), engine=engine, start=repo.root))
+    assert len(errors(found, "smem-exceeds")) == exceeds
 
 
 def test_our_own_rows_swapped(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
