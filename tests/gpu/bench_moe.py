@@ -30,16 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import anchor
 from graphs import Timer, captured, in_turns, replay_us, rested_us
-from moe_candidates import (
-    CANDIDATES,
-    OTHERS,
-    TOKENS,
-    few,
-    for_many,
-    streamed,
-    tiles,
-    variants,
-)
+from moe_candidates import CANDIDATES, OTHERS, TOKENS, few, for_many, shared, streamed, variants
 from moe_problem import DEV, INNER, SHAPES, Problem, align
 
 from xkernels.ops._details import experts as ours
@@ -48,7 +39,7 @@ from xkernels.ops.fused_experts import fused_experts_reference
 from xkernels.ops.quant import per_token_group_quant_fp8
 
 LONG = 4096  # from here on up projections are also timed after a rest
-FINALISTS = 5
+FINALISTS = 5  # pairs of a search that are timed in turns
 
 
 def our_call(p: Problem, i: int, data: Any, al: Any, up: dict[str, Any], part: str, down: Any = None) -> Any:
@@ -89,7 +80,7 @@ def jobs(shapes: list[str], modes: list[str]) -> Iterator[tuple[str, str, str, d
         for mode in modes:
             for m in TOKENS:
                 work = [("ours", c) for part in ("up", "down") for c in variants(mode, m, part)]
-                work += [("sglang", c) for c in tiles(mode, m)]
+                work += [("sglang", c) for c in shared(mode, m)]
                 for kernel, config in work:
                     # SGLang's kernel is compiled for one row, for a few and for more than 512
                     tokens = 1 if m == 1 or kernel == "ours" else 16 if m <= 512 else 1024
@@ -195,7 +186,7 @@ class Chains:
 def measure(p: Problem, k: Any, m: int, rounds: int = 4) -> dict[str, Any]:
     """Both kernels at one batch size: best configs, then chains in turns."""
     datas = [p.inputs(m, s) for s in range(INNER)]
-    candidates = tiles(p.mode, m)
+    candidates = shared(p.mode, m)
     blocks = {c["BLOCK_SIZE_M"] for c in (*candidates, *variants(p.mode, m, "up"))}
     als = {b: [align(d[2], b, p.E) for d in datas] for b in blocks}
     mine = Chains(lambda i, *a: our_call(p, i, *a), datas, als)
@@ -239,7 +230,7 @@ def check(p: Problem, k: Any) -> dict[str, float]:
         for config in {json.dumps(c): c for t in TOKENS for c in variants(p.mode, t, "down")}.values():
             al = align(data[2], config["BLOCK_SIZE_M"], p.E)
             calls = {"ours": our_call(p, 0, data, al, config, "chain", config)}
-            if m == 1 and config in tiles(p.mode, 1):
+            if m == 1 and config in shared(p.mode, 1):
                 calls["sglang"] = their_call(k, p, 0, data, al, config, "chain", config)
             for name, call in calls.items():
                 try:

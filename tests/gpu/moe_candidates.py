@@ -1,4 +1,4 @@
-"""The candidates of `bench_moe`: what won, for either kernel, in sweeps of many times as many configs."""
+"""The candidates of `bench_moe`: what won, for either kernel, in earlier sweeps of many times as many configs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from xkernels.ops._details import large_experts as large
 from xkernels.ops._details import stream_experts as stream
 
 TOKENS = (1, 16, 64, 128, 512, 1024, 4096)
-# Candidates by batch size, the same for both kernels: BLOCK_SIZE_M, _N, _K, warps, stages. What won, for either of
-# them, in earlier sweeps of many times as many.
+# By the most tokens that they are for, the same for both kernels: BLOCK_SIZE_M, _N, _K, warps, stages.
 CANDIDATES: dict[str, dict[int, list[tuple[int, ...]]]] = {
     "bf16": {
         1: [(16, 64, 128, 4, 4), (16, 64, 128, 4, 3), (16, 64, 128, 4, 6), (16, 128, 128, 4, 5), (16, 32, 256, 4, 3),
@@ -45,27 +44,25 @@ SINGLE_ROWS: dict[str, dict[str, list[tuple[int, ...]]]] = {
         "down": [(32, 128, 4, 4), (32, 128, 8, 4), (64, 128, 8, 4), (32, 64, 4, 8), (64, 64, 8, 8)],
     },
 }  # fmt: skip
-
-
-# GROUP_SIZE_M of the candidates up to a batch size.
+# GROUP_SIZE_M of the candidates, by the most tokens.
 GROUPS = {128: (1,), 4096: (1, 16)}
 
 
-def configs(mode: str, m: int) -> list[dict[str, Any]]:
-    """Candidates of one batch size."""
-    tiles, groups = (table[min(limit for limit in table if m <= limit)] for table in (CANDIDATES[mode], GROUPS))
+def tiled(mode: str, m: int) -> list[dict[str, Any]]:
+    """Candidates of one batch size, for tiles of the matrix unit."""
+    chosen, groups = (table[min(limit for limit in table if m <= limit)] for table in (CANDIDATES[mode], GROUPS))
     return [
         {"BLOCK_SIZE_M": c[0], "BLOCK_SIZE_N": c[1], "BLOCK_SIZE_K": c[2], "GROUP_SIZE_M": group, "num_warps": c[3],
          "num_stages": c[4], "USE_TMA": True}
-        for c in tiles
+        for c in chosen
         for group in groups
     ]  # fmt: skip
 
 
-def tiles(mode: str, m: int) -> list[dict[str, Any]]:
+def shared(mode: str, m: int) -> list[dict[str, Any]]:
     """The candidates as both kernels can run them; at a few tokens also those with blocks of one row."""
     single = single_rows(mode, "up") + single_rows(mode, "down") if m <= FEW_TOKENS else []
-    return configs(mode, m) + single
+    return tiled(mode, m) + single
 
 
 def for_many(config: dict[str, Any]) -> bool:
@@ -99,7 +96,7 @@ def variants(mode: str, m: int, part: str) -> list[dict[str, Any]]:
     At a few tokens also those with blocks of one row.
     """
     out = single_rows(mode, part) if m <= FEW_TOKENS else []
-    for config in configs(mode, m):
+    for config in tiled(mode, m):
         others = [] if streamed(mode, config) else OTHERS
         out += [config, *({**config, **other} for other, at in others if at(config, m, mode == "fp8", part == "down"))]
     return out
@@ -108,5 +105,5 @@ def variants(mode: str, m: int, part: str) -> list[dict[str, Any]]:
 def single_rows(mode: str, part: str) -> list[dict[str, Any]]:
     """Candidates with BLOCK_SIZE_M 1 of one projection."""
     names = ("BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages")
-    tiles = [dict(zip(names, c, strict=True)) for c in SINGLE_ROWS[mode][part]]
-    return [{"BLOCK_SIZE_M": 1, "GROUP_SIZE_M": 1, **tile} for tile in tiles]
+    found = [dict(zip(names, c, strict=True)) for c in SINGLE_ROWS[mode][part]]
+    return [{"BLOCK_SIZE_M": 1, "GROUP_SIZE_M": 1, **config} for config in found]
