@@ -1,4 +1,4 @@
-"""The weight-streaming grouped GEMM, its two parts run as threads: arithmetic, hand-over of stages, walk over tiles."""
+"""The weight-streaming grouped GEMM, its three parts run as threads: arithmetic, hand-over, walk over tiles."""
 
 from __future__ import annotations
 
