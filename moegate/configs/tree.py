@@ -25,6 +25,8 @@ Reason = Literal["exact", "alias", "older-triton", "newer-triton", "up-config", 
 # Where a host TensorDescriptor becomes hardware block loads; elsewhere USE_TMA only costs.
 TMA_PLATFORMS = frozenset({"cuda-sm90", "cuda-sm100", "cuda-sm120", "xpu-bmg"})
 
+_TILE = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")  # no compiler has a default for them
+
 FLAT = ""
 """The directory name of files that lie in a flat folder (vLLM's layout): no Triton version applies."""
 
@@ -54,6 +56,13 @@ class Resolution:
             return default_config(self.key, batch_size)
         return dict(self.configs[nearest(self.configs, batch_size)])
 
+    def ensure_tile(self, entry: Mapping[str, Value], batch_size: int) -> None:
+        """Raise UsageError where what is to be launched at a batch size lacks a side of its tile."""
+        for name in _TILE:
+            if name not in entry:
+                size = nearest(self.configs, batch_size)
+                raise UsageError(f"batch size {size} has no {name}", file=self.file, fix=f"add {name}")
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -74,9 +83,14 @@ class Pair:
             topk: experts per token; only vLLM's default for weight-only int4 looks at it.
             tma: whether the device turns descriptors into block loads; None asks the device table (an unknown
                 device keeps what its file says).
+
+        Raises:
+            UsageError: a file leaves out a side of the tile.
         """
         up, down = self.up.for_batch(batch_size, topk or 1), self.down.for_batch(batch_size, topk or 1)
+        self.up.ensure_tile(up, batch_size)
         down["BLOCK_SIZE_M"] = up["BLOCK_SIZE_M"]
+        self.down.ensure_tile(down, batch_size)
         block = self.up.key.block_shape
         if self.up.engine == "vllm" and block and all(block):  # its launcher cuts K tiles to the block of scales
             for entry in (up, down):

@@ -16,6 +16,7 @@ import pytest
 from moegate.configs import ConfigKey, format_name
 from moegate.configs.engines import ENGINES, EngineRaises, resolve, resolve_pair
 from moegate.configs.names import Spelling
+from moegate.errors import UsageError
 
 SCRIPT = Path(__file__).with_name("engine_lookup.py")
 TREES, QUERIES = 100, 100
@@ -196,7 +197,7 @@ def test_the_engines_differ_where_their_code_does(tmp_path: Path) -> None:
     folder = tmp_path / "configs" / "triton_3_8_0"
     folder.mkdir(parents=True)
     key = ConfigKey(64, 896, "NVIDIA_H200")
-    entry = {"1": {"BLOCK_SIZE_M": 16, "USE_TMA": True}}
+    entry = {"1": {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "USE_TMA": True}}
     (folder / format_name(key)).write_text(json.dumps(entry))
     reasons = {e: resolve(e, tmp_path, key, triton="3.8.0+git1").reason for e in ENGINES}
     assert reasons == {"moegate": "exact", "sglang": "newer-triton", "vllm": "default"}
@@ -208,6 +209,20 @@ def test_the_engines_differ_where_their_code_does(tmp_path: Path) -> None:
     (tmp_path / "configs" / "triton_next").mkdir()
     with pytest.raises(EngineRaises, match="ValueError"):
         resolve("sglang", tmp_path, key.on("NVIDIA_B200"), triton="3.8.0")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("lacking", ["BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K"])
+def test_a_file_without_a_side_of_the_tile_is_named(tmp_path: Path, engine: str, lacking: str) -> None:
+    entry = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64}
+    del entry[lacking]
+    folder = tmp_path if engine == "vllm" else tmp_path / "configs" / "triton_3_8_0"
+    folder.mkdir(parents=True, exist_ok=True)
+    key = ConfigKey(64, 896, "NVIDIA_H200")
+    (folder / format_name(key)).write_text(json.dumps({"16": entry}))
+    pair = resolve_pair(engine, tmp_path, key, triton="3.8.0")
+    with pytest.raises(UsageError, match=rf"{format_name(key)}: batch size 16 has no {lacking}"):
+        pair.for_batch(3)
 
 
 def test_vllm_clamps_block_k_to_the_group(tmp_path: Path) -> None:
