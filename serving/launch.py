@@ -113,10 +113,10 @@ def _ensure_free(announce: Path) -> None:
     """Take away what an earlier launch announced, so that nobody takes its server for the one that is coming."""
     try:
         told = canonical.load_json(announce)
-        work, url = Path(told["work"]), str(told["base_url"])
-    except (UsageError, TypeError, KeyError):  # not there, or none of ours
+        url, runs = str(told["base_url"]), owned(Path(told["work"]))
+    except (UsageError, TypeError, KeyError, ValueError):  # not there, or none of ours
         return
-    if owned(work):
+    if runs:
         raise UsageError(
             f"tells of a launch that still runs, at {url}", file=announce, field="--announce",
             fix="end that one first, or name another file",
@@ -154,10 +154,18 @@ def _run(
     finally:
         alive = child.poll() is None
         child.stop(_GRACE_S)
-        if announce is not None and announce.is_file() and announce.read_text(errors="replace") == told:
+        if announce is not None and told and _holds(announce, told):
             announce.unlink(missing_ok=True)
         if spec.record_routing is not None and ready and alive:
             _say_unrecorded(spec.record_routing)
+
+
+def _holds(file: Path, text: str) -> bool:
+    """Whether a file still is what was written; what lies there now may be anything."""
+    try:
+        return canonical.read_text(file) == text
+    except UsageError:
+        return False
 
 
 def _import_path() -> dict[str, str]:

@@ -361,3 +361,6 @@ def test_two_resident_servers_take_load_in_turn(tmp_path: Path, until: Callable,
     assert f"if the server has ended, start one: serving launch --announce {stale}" in gone.stderr
     refused = serving(*argv[4:], f"--announce={stale}", "--moe-runner-backend=none")
     assert (refused.returncode, stale.exists()) == (2, False)
+    stale.write_text(r'{"base_url": "u", "work": "\u0000"}')  # nobody's, and no name of a folder
+    refused = serving(*argv[4:], f"--announce={stale}", "--moe-runner-backend=none")
+    assert (refused.returncode, stale.exists()) == (2, True), refused.stderr
