@@ -97,7 +97,7 @@ class Progress:
         """What is to be done, once it is known what was finished before."""
         left = self._total - self._finished
         if left:
-            self._print(f"  {left} cell{'' if left == 1 else 's'} to do{self._eta().removesuffix(' left')}")
+            self._print(f"  {left} cell{'' if left == 1 else 's'} to do{self._about()}")
 
     def started(self, cell: PlannedCell, stage: str, number: int, slot: Slot) -> None:
         """An attempt has its slot."""
@@ -124,11 +124,12 @@ class Progress:
         self._left.finished(cell, state)
         mark = {"PASSED": "ok"}.get(state, state)
         tail = f": {reason}" if reason and state != "PASSED" else ""
-        self._print(f"{mark:>4} {cell.label}{tail}  [{self._finished}/{self._total}{self._eta()}]")
+        self._print(f"{mark:>4} {cell.label}{tail}  [{self._finished}/{self._total}{self._about(' left')}]")
 
-    def _eta(self) -> str:
+    def _about(self, after: str = "") -> str:
+        """The time left and a word behind it; nothing where none is known."""
         left = self._left.seconds()
-        return f", about {duration(left)} left" if left else ""
+        return f", about {duration(left)}{after}" if left else ""
 
     def close(self) -> None:
         """Take the bar away; later lines stand alone."""
@@ -140,7 +141,7 @@ class Progress:
 
     def _bar(self) -> str:
         done = round(_BAR * self._finished / max(self._total, 1))
-        return f"[{'#' * done}{'.' * (_BAR - done)}] {self._finished} of {self._total} cells{self._eta()}"
+        return f"[{'#' * done}{'.' * (_BAR - done)}] {self._finished} of {self._total} cells{self._about(' left')}"
 
     def _print(self, text: str) -> None:
         if self._quiet:
