@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -65,13 +66,16 @@ class Journal:
 
         Raises:
             InfraError: another process is writing it, or the file system refuses.
-            RecordError: it is damaged, of another purpose, or of another schema.
+            RecordError: it is damaged, no file, of another purpose, or of another schema.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             stream = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise InfraError(f"{path}: cannot open the journal: {error.strerror}") from None
+        if not stat.S_ISREG(os.fstat(stream).st_mode):  # a pipe would be waited for, a device has no end
+            os.close(stream)
+            raise RecordError("is not a regular file", file=path)
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

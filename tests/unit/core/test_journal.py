@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,15 @@ def test_a_file_that_no_journal_can_be_is_not_read(tmp_path: Path) -> None:
     os.truncate(path, 1 << 40)
     with pytest.raises(RecordError, match="a journal has at most"):
         journal.read(path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/full")], ids=["pipe", "device"])
+def test_what_is_no_file_is_neither_waited_for_nor_read(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    path = tmp_path / "journal"
+    make(path)
+    with pytest.raises(RecordError, match="journal: is not a regular file"):
+        Journal.open(path)
+    assert path.exists()
 
 
 def test_a_second_writer_is_refused_and_writes_nothing(tmp_path: Path) -> None:
