@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -50,10 +51,11 @@ class FileLock:
             holder = os.pread(stream, 4096, 0).decode(errors="replace").strip() or "another process"
             os.close(stream)
             raise Held(self.path, holder) from None
-        if fcntl.fcntl(stream, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
-            os.ftruncate(stream, 0)
-            os.pwrite(stream, json.dumps({"pid": os.getpid()}).encode(), 0)
         self._stream = stream
+        if fcntl.fcntl(stream, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
+            with contextlib.suppress(OSError):  # on a full disk the lock holds all the same
+                os.ftruncate(stream, 0)
+                os.pwrite(stream, json.dumps({"pid": os.getpid()}).encode(), 0)
         return self
 
     def _open(self) -> int:

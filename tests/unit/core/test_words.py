@@ -254,6 +254,20 @@ def test_a_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
             assert json.loads(path.read_text())["pid"]
 
 
+def test_a_lock_holds_on_a_full_disk(tmp_path: Path) -> None:
+    """What it says of its holder is for people; who may write is decided without it."""
+    code = (
+        "import resource, sys; from pathlib import Path; from moegate.locks import FileLock, Held\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); path = Path(sys.argv[1])\n"
+        "with FileLock(path):\n"
+        "    try: FileLock(path).acquire()\n"
+        "    except Held as held: print(held.holder)"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path / "lock")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("another process\n", "")
+
+
 def test_a_recycled_process_number_in_a_lock_holds_nothing(tmp_path: Path) -> None:
     """The file names a process that lives and has never heard of it."""
     path = tmp_path / "lock"
