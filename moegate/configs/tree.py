@@ -35,8 +35,9 @@ FLAT = ""
 class Resolution:
     """What one projection's lookup found.
 
-    `file` is relative to the tree's root; `alias` is the other device name that lent it; `searched` lists every name
-    that was tried, in order; `configs` maps batch sizes to parameters and is empty where the default applies.
+    `file` is relative to the tree's root (`root`, where it is known); `alias` is the other device name that lent it;
+    `searched` lists every name that was tried, in order; `configs` maps batch sizes to parameters and is empty where
+    the default applies.
     """
 
     key: ConfigKey
@@ -47,6 +48,7 @@ class Resolution:
     searched: tuple[str, ...] = ()
     configs: Mapping[int, Mapping[str, Value]] = field(default_factory=dict)
     engine: Engine = "moegate"
+    root: Path | None = field(default=None, compare=False, repr=False)
 
     def for_batch(self, batch_size: int, topk: int = 1) -> dict[str, Value]:
         """The parameters for `batch_size` rows: the nearest batch size's, or the engine's default config."""
@@ -61,7 +63,8 @@ class Resolution:
         for name in _TILE:
             if name not in entry:
                 size = nearest(self.configs, batch_size)
-                raise UsageError(f"batch size {size} has no {name}", file=self.file, fix=f"add {name}")
+                file = self.root / self.file if self.root and self.file else self.file
+                raise UsageError(f"batch size {size} has no {name}", file=file, fix=f"add {name}")
 
 
 @dataclass(frozen=True)
@@ -189,8 +192,9 @@ class ConfigTree:
                         continue
                     why: Reason = "alias" if alias is not None and reason == "exact" else reason  # type: ignore[assignment]
                     return Resolution(
-                        key, projection, file, why, alias.name if alias else None, tuple(searched), self.load(file)
-                    )
+                        key, projection, file, why, alias.name if alias else None, tuple(searched), self.load(file),
+                        root=self.root,
+                    )  # fmt: skip
         if projection == "down":
             return self._from_up(key, triton, tuple(searched))
         return Resolution(key, projection, None, "default", None, tuple(searched))
