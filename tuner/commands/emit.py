@@ -29,6 +29,7 @@ def run(*, target: str, source: Path, out: Path, as_json: bool) -> int:
     tree = ConfigTree(source)
     written: list[str] = []
     notes: list[str] = []
+    emptied = False
     for item in tree.files():
         if item.parsed is None or not isinstance(item.parsed.key, ConfigKey):
             notes.append(f"{item.path}: skipped, its name is no fused-MoE config's")
@@ -47,12 +48,15 @@ def run(*, target: str, source: Path, out: Path, as_json: bool) -> int:
             entries[size], lost = file_entry(Config.of(entry), target)
             dropped.update(lost)
         if not entries:
+            emptied = True
             continue
         write_file(path, entries)
         written.append(str(path))
         notes += [f"{item.path}: {field} was stripped: {target}'s loader drops it" for field in sorted(dropped)]
         note = _carry(tree.path(item.path), path, target, sorted(dropped))
         notes += [note] if note else []
+    if not written and emptied:
+        raise UsageError(f"holds blocks of one row alone, which {target}'s kernel does not take", file=source)
     if not written:
         raise UsageError("holds no fused-MoE config file", file=source)
     for note in notes:

@@ -169,6 +169,10 @@ def test_vllm_spelling_is_flat_and_without_what_vllm_lacks(tmp_path: Path) -> No
     assert rewrite(target="vllm", source=tmp_path / "ours", out=tmp_path / "again", as_json=False) == 0
     assert [list(json.loads(path.read_text())) for path in (tmp_path / "again").glob("*].json")] == [["1"]]
     assert list(json.loads(ours[0].read_text())) == ["1", "2"]
+    emit(tmp_path / "single", key, [one], _origin())
+    with pytest.raises(UsageError, match="single: holds blocks of one row alone"):
+        rewrite(target="vllm", source=tmp_path / "single", out=tmp_path / "none", as_json=False)
+    assert not (tmp_path / "none").exists()
 
 
 def test_fields_that_an_engine_drops_are_stripped_and_named() -> None:
