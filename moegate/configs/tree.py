@@ -16,7 +16,7 @@ from typing import Literal
 from moegate import devices
 from moegate.configs.defaults import default_config, vllm_default_config
 from moegate.configs.names import ConfigKey, ParsedName, Projection, format_name, parse_name
-from moegate.configs.values import Engine, Value, load_config, nearest
+from moegate.configs.values import TILE, Engine, Value, load_config, nearest
 from moegate.configs.versions import directory_name, parse_directory, search_order
 from moegate.errors import UsageError
 
@@ -24,8 +24,6 @@ Reason = Literal["exact", "alias", "older-triton", "newer-triton", "up-config", 
 
 # Where a host TensorDescriptor becomes hardware block loads; elsewhere USE_TMA only costs.
 TMA_PLATFORMS = frozenset({"cuda-sm90", "cuda-sm100", "cuda-sm120", "xpu-bmg"})
-
-_TILE = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")  # no compiler has a default for them
 
 FLAT = ""
 """The directory name of files that lie in a flat folder (vLLM's layout): no Triton version applies."""
@@ -60,7 +58,7 @@ class Resolution:
 
     def ensure_tile(self, entry: Mapping[str, Value], batch_size: int) -> None:
         """Raise UsageError where what is to be launched at a batch size lacks a side of its tile."""
-        for name in _TILE:
+        for name in TILE:
             if name not in entry:
                 size = nearest(self.configs, batch_size)
                 file = self.root / self.file if self.root and self.file else self.file

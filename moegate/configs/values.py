@@ -87,6 +87,9 @@ _NOT_SGLANG = frozenset[Engine]({"moegate", "vllm"})
 # vLLM's FP8 kernel swaps its operands for few rows, so that M may be as narrow as N may.
 _LOWS: Mapping[tuple[Engine, str], int] = {("vllm", "BLOCK_SIZE_M"): 8}
 
+TILE = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
+"""The sides of a tile: no compiler has a default for them."""
+
 FIELDS: tuple[Field, ...] = (
     # A matrix unit multiplies tiles of at least 16 in each dimension. Blocks of one row are for a kernel of ours;
     # SGLang's pads them.
@@ -235,8 +238,9 @@ def _entry_problems(
             yield ValueProblem("bad-value", (key, name), words, f"use {field.wanted}")
     for name in known.needed:
         if name not in entry:
-            then = ": the compiler's default applies, which nobody timed" if defaults else ""
-            yield ValueProblem("missing-field", (key,), f"batch size {key} has no {name}{then}", f"add {name}")
+            then = "nothing can be launched" if name in TILE else "the compiler's default applies, which nobody timed"
+            words = f"batch size {key} has no {name}" + (f": {then}" if defaults else "")
+            yield ValueProblem("missing-field", (key,), words, f"add {name}")
 
 
 def parse_config(

@@ -77,6 +77,9 @@ def test_engines_and_vendors_know_different_fields() -> None:
 def test_missing_and_unsorted() -> None:
     entry = {k: v for k, v in GOOD.items() if k != "num_warps"}
     assert rules({"1": entry}) == {("missing-field", ("1",))}
+    assert "the compiler's default applies" in next(problems({"1": entry})).message
+    tile = {k: v for k, v in GOOD.items() if k != "BLOCK_SIZE_N"}
+    assert next(problems({"1": tile})).message == "batch size 1 has no BLOCK_SIZE_N: nothing can be launched"
     assert rules({"16": GOOD, "1": GOOD}) == {("unsorted-keys", ("1",))}
 
 
