@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from moegate.errors import InfraError, MoegateError, UsageError
 from moegate.exits import Exit
+from moegate.extras import EXTRAS, install
 from moegate.text import plain
 
 __all__ = ["from_os", "guard", "open_streams", "unwind_on_termination"]
@@ -33,13 +34,6 @@ def from_os(error: OSError) -> MoegateError:
     if name is not None and error.errno in _OF_A_PATH:
         return UsageError(what, file=os.fspath(name))
     return InfraError(what if name is None else f"{os.fspath(name)}: {what}")
-
-
-# What we import only where it is needed -> the extra that brings it.
-_EXTRAS = {
-    "torch": "cpu", "triton": "cpu", "ray": "ray", "dpctl": "xpu", "aiohttp": "serve", "safetensors": "serve",
-    "starlette": "serve", "uvicorn": "serve",
-}  # fmt: skip
 
 
 def open_streams() -> None:
@@ -112,9 +106,9 @@ def _circle(error: RuntimeError) -> OSError:
 def _not_installed(error: ModuleNotFoundError) -> InfraError:
     """Name the extra that brings a missing module; one that no extra brings is a defect."""
     name = (error.name or "").partition(".")[0]
-    if name not in _EXTRAS:
+    if name not in EXTRAS:
         raise error
-    return InfraError(f"{name} is not installed (fix: python -m pip install 'moegate[{_EXTRAS[name]}]')")
+    return InfraError(f"{name} is not installed (fix: {install(EXTRAS[name])})")
 
 
 def _finished(command: Callable[[], object]) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moegate.errors import MoegateError
+from moegate.extras import install
 
 __all__ = ["PROBES", "Finding", "Probe", "examine"]
 
@@ -162,15 +163,15 @@ PROBES: tuple[Probe, ...] = (
     Probe("torch", _module("torch"), "kernel-test, kernel-bench, tune and serve cells fail on this host", _INSTALL),
     Probe("triton", _module("triton"), "only torch and reference backends run, nothing is tuned", _INSTALL),
     Probe("server", _module("uvicorn", "aiohttp", "safetensors"), "serve and accuracy cells fail on this host",
-          "python -m pip install 'moegate[serve]'"),
+          install("serve")),
     Probe("ray", _module("ray"), "pools with `ray: local` are down; write `ray: none` for plain slots",
-          "python -m pip install 'moegate[ray]'"),
+          install("ray")),
     Probe("docker", _docker, "`isolation: auto` takes processes, `isolation: docker` is exit 3",
           "install and start Docker Engine"),
     Probe("nvidia", _gpus("cuda"), "cuda pools are down", "install the NVIDIA driver"),
     Probe("amd", _gpus("rocm"), "rocm pools are down", "install ROCm"),
     Probe("intel", _gpus("xpu"), "xpu pools are down",
-          "install the Intel GPU driver and python -m pip install 'moegate[xpu]'"),
+          f"install the Intel GPU driver and {install('xpu')}"),
     Probe("devices", _withdrawn, "pools do without these devices",
           "have a look at the device, then orchestrator doctor --release ID"),
     Probe("chromium", _chromium, "the report's browser tests are skipped", "apt-get install chromium chromium-driver"),

@@ -19,6 +19,7 @@ from moegate.configs import ConfigKey, parse_directory, parse_version
 from moegate.configs.positions import line_of
 from moegate.dispatch import platform_name
 from moegate.errors import InfraError, UsageError
+from moegate.extras import install
 from moegate.kernels import code_hash
 from moegate.paths import user_cache, write_atomic
 from moegate.records.findings import Finding, Severity
@@ -72,7 +73,7 @@ def _triton() -> str:
     try:
         return version("triton")
     except PackageNotFoundError:
-        raise UsageError("triton is not installed here", field="targets", fix="install moegate[cpu]") from None
+        raise UsageError("triton is not installed here", field="targets", fix=install("cpu")) from None
 
 
 def _key(file: FileFacts, triton: str) -> Path:

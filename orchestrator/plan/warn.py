@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+
 from moegate.records import Plan
 
 __all__ = ["warnings"]
@@ -14,15 +16,19 @@ def warnings(plan: Plan) -> tuple[str, ...]:
 
 
 def _undetectable(plan: Plan) -> list[str]:
-    """2^-confirm > q / cells: then no result, however large, can be called significant."""
+    """2^-confirm > q / cells: then no result, however large, can be called significant.
+
+    Controls and A/A cells are a family of their own, in which a move could not be told either.
+    """
     if plan.compare is None:
         return []
     from moegate.stats import detectable, pairs_to_detect
 
     out = []
-    for family in ("kernel", "serving"):
-        cells = sum(1 for cell in plan.cells if cell.family == family and cell.kind != "accuracy" and not cell.aa)
-        if cells and not detectable(plan.compare.confirm, plan.gate.q, cells):
+    judged = [cell for cell in plan.cells if cell.family and cell.kind != "accuracy"]
+    families = Counter("control" if cell.control or cell.aa else cell.family for cell in judged)
+    for family, cells in families.items():
+        if not detectable(plan.compare.confirm, plan.gate.q, cells):
             need = pairs_to_detect(plan.gate.q, cells)
             out.append(
                 f"confirm {plan.compare.confirm} cannot find anything in {cells} {family} cells at q {plan.gate.q:g}: "
@@ -43,7 +49,12 @@ def _interpreter(plan: Plan) -> list[str]:
 
 
 def _budget(plan: Plan) -> list[str]:
-    total = sum(cell.estimate_s or 0.0 for cell in plan.cells)
+    """The slowest pool's cells take turns at its slots."""
+    slots = {pool.name: pool.slots for pool in plan.pools}
+    work: dict[str, list[float]] = defaultdict(list)
+    for cell in plan.cells:
+        work[cell.pool or ""].append(cell.estimate_s or 0.0)
+    total = max((sum(row) / min(len(row), slots.get(pool, 1)) for pool, row in work.items()), default=0.0)
     if plan.gate.budget_s is None or total <= plan.gate.budget_s:
         return []
     return [

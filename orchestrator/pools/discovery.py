@@ -17,6 +17,7 @@ from pathlib import Path
 
 from moegate.devices import physical_identity
 from moegate.errors import PoolError
+from moegate.extras import install
 from moegate.records import DeviceIdentity
 from orchestrator.pools import dri
 from orchestrator.pools.slots import HostDevice
@@ -198,7 +199,7 @@ def _xpu(slots: int) -> tuple[HostDevice, ...]:
     text = _ask(
         [sys.executable, "-P", "-c", _XPU_PROGRAM],
         "no Intel devices",
-        "python -m pip install 'moegate[xpu]' (dpctl is what counts Intel devices), and check the groups of /dev/dri",
+        f"{install('xpu')} (dpctl is what counts Intel devices), and check the groups of /dev/dri",
     )
     rows = json.loads(text)
     cards = _in_driver_order(len(rows))

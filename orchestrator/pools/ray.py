@@ -19,12 +19,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from moegate.errors import PoolError
+from moegate.extras import install
 from moegate.records import PoolSpec
 from orchestrator.pools.slots import Slot
 
 __all__ = ["RayAllocator", "check_offer", "resource_name", "start", "stop"]
 
-_INSTALL = "python -m pip install 'moegate[ray]', or write `ray: none` in the pool"
+_INSTALL = f"{install('ray')}, or write `ray: none` in the pool"
 _WAIT_S = 1  # Ray reads whole seconds
 _LOOK_S = 5.0
 _mutex = threading.Lock()

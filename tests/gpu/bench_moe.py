@@ -276,9 +276,10 @@ def main() -> int:
 
 
 NOTES = [
-    "both kernels with the pair of configs, from one candidate list, that makes their chain fastest at a batch size: "
-    "the best five pairs of a search in turns; 8 calls over 4 copies of the weights and 8 routings in a device graph, "
-    "cold L2; medians of 4 alternating rounds of 5 replays",
+    "both kernels with the pair of configs, from one candidate list (ours also with the other choice of five rules of "
+    "its launcher), that makes their chain fastest at a batch size: the best five pairs of a search in turns; 8 calls "
+    "over 4 copies of the weights and 8 routings in a device graph, cold L2; medians of 4 alternating rounds of 5 "
+    "replays",
     "sglang: kernels of sglang 0.5.23 (fused_moe_triton_kernels.py) with its Triton activation and sum, and with "
     "programmatic dependent launch as it does on this device; ratio: its time over ours",
     "floor: max(bytes / 4.3 TB/s, flop / 790 TFLOP/s in bf16 or 1580 TFLOP/s in fp8)",

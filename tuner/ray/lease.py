@@ -19,6 +19,7 @@ from typing import Any
 
 from moegate.errors import InfraError, PoolError
 from moegate.exits import Exit
+from moegate.extras import install
 from moegate.records import DeviceIdentity, Measurement, from_json, read
 from tuner.config import Config
 from tuner.emit import Origin, emit_all, ensure_places
@@ -151,13 +152,13 @@ def _connect(address: str) -> int:
     try:
         import ray
     except ImportError:
-        raise PoolError("ray is not installed (pip install 'moegate[ray]')") from None
+        raise PoolError(f"ray is not installed (fix: {install('ray')})") from None
     if address == "local":
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     ray.init(address=address, include_dashboard=False, logging_level="warning", log_to_driver=False)
     count = int(ray.cluster_resources().get("GPU", 0))
     if count < 1:
-        raise PoolError("this Ray cluster has no GPU; on Intel hosts Ray counts them through dpctl (moegate[xpu])")
+        raise PoolError("this Ray cluster has no GPU; on Intel hosts Ray counts them through dpctl (the extra `xpu`)")
     return count
 
 

@@ -66,7 +66,7 @@ def test_every_cell_is_planned_with_its_reason(simulated_host: Any, tmp_path: Pa
 @pytest.mark.ray
 def test_the_b60_matrix_runs_on_four_cards(simulated_host: Any, tmp_path: Path) -> None:
     if importlib.util.find_spec("ray") is None:
-        pytest.skip("ray is not installed: pip install 'moegate[ray]'")
+        pytest.skip("ray is not installed: pip install -e '.[ray]'")
     python = simulated_host.standin(CARDS)
     (tmp_path / "weights").mkdir()
     settings = {**SMALL, "models.ocr2.weights": str(tmp_path / "weights")}

@@ -71,7 +71,7 @@ FLEET = """\
 def test_three_pools_of_a_real_ray_spread_100_cells(run, simulated_host, four_cards):
     """Four B60s, eight H200s and eight MI300X at once: cells flow to where they fit, no two on one device."""
     if importlib.util.find_spec("ray") is None:  # importing it here would fix its token for the whole process
-        pytest.skip("ray is not installed: pip install 'moegate[ray]'")
+        pytest.skip("ray is not installed: pip install -e '.[ray]'")
     simulated_host.nvidia(8)
     simulated_host.amd(8)
     ops = ", ".join(f"op{number}" for number in range(34))

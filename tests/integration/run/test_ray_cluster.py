@@ -62,7 +62,7 @@ cluster.shutdown()
 @pytest.mark.slow
 def test_leases_are_placed_on_this_hosts_node(tmp_path: Path) -> None:
     if importlib.util.find_spec("ray") is None:
-        pytest.skip("ray is not installed: pip install 'moegate[ray]'")
+        pytest.skip("ray is not installed: pip install -e '.[ray]'")
     (tmp_path / "drive.py").write_text(DRIVER)
     argv = [sys.executable, "-P", str(tmp_path / "drive.py")]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=200, check=False)

@@ -79,7 +79,7 @@ def _drive(folder: Path, *words: str) -> dict[str, object]:
 @pytest.mark.slow
 def test_four_workers_get_four_devices_and_two_on_one_is_an_error(tmp_path: Path) -> None:
     if importlib.util.find_spec("ray") is None:  # importing it here would fix its token for the whole process
-        pytest.skip("ray is not installed: pip install 'moegate[ray]'")
+        pytest.skip("ray is not installed: pip install -e '.[ray]'")
     found = _drive(tmp_path)
     assert found["gpus"] == 4
     assert len(set(found["identities"])) == 4  # type: ignore[arg-type]

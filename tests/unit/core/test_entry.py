@@ -104,7 +104,7 @@ def test_a_name_that_is_too_long_is_exit_2_for_every_program(tmp_path: Path, arg
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("name", "code", "said"), [("torch.nn", 3, "moegate[cpu]"), ("nonsense", 1, "Traceback")])
+@pytest.mark.parametrize(("name", "code", "said"), [("torch.nn", 3, "-e '.[cpu]'"), ("nonsense", 1, "Traceback")])
 def test_what_is_not_installed_is_named_with_the_extra_that_brings_it(name: str, code: int, said: str) -> None:
     returned, _, stderr = ended(f"(_ for _ in ()).throw(ModuleNotFoundError('x', name='{name}'))")
     assert returned == code

@@ -17,6 +17,7 @@ from orchestrator.cells import KINDS
 from orchestrator.matrix import load
 from orchestrator.matrix.schema import json_schema
 from orchestrator.plan import build
+from orchestrator.plan.warn import warnings
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -121,6 +122,23 @@ def test_a_matrix_that_cannot_find_anything_is_warned_about(repository, good):
     assert any("confirm 6 cannot find anything in 1 serving cells" in text for text in planned(path).warnings)
     path.write_text(good)
     assert not any("cannot find" in text for text in planned(path).warnings)
+
+
+def test_controls_that_could_not_be_told_are_warned_about():
+    plan = planned(ROOT / "matrix.yaml")
+    fewer = replace(plan, compare=replace(plan.compare, confirm=6))
+    assert any(
+        "confirm 6 cannot find anything in 2 control cells at q 0.02: write confirm: 7 or more" in text
+        for text in warnings(fewer)
+    )
+    assert not any("cannot find" in text for text in warnings(plan))
+
+
+def test_a_budget_counts_a_pools_slots():
+    plan = planned(ROOT / "matrices" / "b60.yaml")
+    assert not any("for a budget of" in text for text in warnings(plan))
+    alone = replace(plan, pools=tuple(replace(pool, slots=1) for pool in plan.pools))
+    assert any("for a budget of 120 min" in text for text in warnings(alone))
 
 
 def test_the_shipped_matrices_plan():

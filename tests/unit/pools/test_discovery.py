@@ -92,7 +92,7 @@ def test_a_tool_that_fails_hangs_or_is_missing_is_said(tool, monkeypatch):
 
 
 def test_an_intel_host_without_dpctl_is_an_error_with_the_command_that_mends_it():
-    with pytest.raises(PoolError, match=r"pip install 'moegate\[xpu\]'"):
+    with pytest.raises(PoolError, match=r"pip install -e '\.\[xpu\]'"):
         discovery.devices("xpu", 1)
 
 
