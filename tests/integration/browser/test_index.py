@@ -22,7 +22,7 @@ _VISIBLE = "return [...document.querySelectorAll('#table tbody tr')].filter(r =>
 
 @pytest.fixture
 def folder(tmp_path: Path, runs: ModuleType) -> Path:
-    """A passing, a failing and an unfinished run."""
+    """A passing, a failing and an unfinished run, which nobody works on."""
     root = tmp_path / "runs"
     for name, bundle, judged in (
         ("cpu-1", runs.make_green(), True),
@@ -59,7 +59,7 @@ def address(folder: Path) -> Iterator[str]:
 def test_index_lists_filters_and_leads_to_reports(browser: Any, address: str) -> None:
     browser.view(1280, 800)
     browser.open(address)
-    assert sorted(browser.js(_VISIBLE)) == ["fails", "passes", "running"]
+    assert sorted(browser.js(_VISIBLE)) == ["fails", "interrupted", "passes"]
     browser.click(".chip[data-v=fails]")
     assert browser.js(_VISIBLE) == ["fails"]
     assert browser.js("return document.getElementById('shown').textContent") == "1 of 3 runs"
