@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,10 @@ from statistics import median
 
 from moegate import journal
 from moegate.errors import MoegateError
-from moegate.records import ComparePolicy, PlannedCell
+from moegate.records import ComparePolicy, PlannedCell, PoolSpec
 from orchestrator.cells import KINDS
 
-__all__ = ["History", "cell_seconds", "launches", "read_history"]
+__all__ = ["History", "cell_seconds", "launches", "read_history", "run_seconds"]
 
 _RUNS = 5  # of the newest earlier runs
 
@@ -42,6 +43,15 @@ def cell_seconds(cell: PlannedCell, compare: ComparePolicy | None, device: str, 
     low, high = launches(cell, compare)
     each = KINDS[cell.kind].seconds[0 if device == "cpu" else 1]
     return round(each * (low if cell.control or cell.aa else high), 1)
+
+
+def run_seconds(due: Iterable[tuple[str | None, float]], pools: Iterable[PoolSpec]) -> float:
+    """Until the slowest pool is through, its cells taking turns at its slots. `due`: a cell's pool and its seconds."""
+    slots = {pool.name: pool.slots for pool in pools}
+    work: dict[str, list[float]] = defaultdict(list)
+    for pool, seconds in due:
+        work[pool or ""].append(seconds)
+    return max((sum(row) / min(len(row), slots.get(pool, 1)) for pool, row in work.items()), default=0.0)
 
 
 def read_history(runs: Iterable[Path]) -> History:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 
 from moegate.records import Plan
+from orchestrator.plan.estimate import run_seconds
 
 __all__ = ["warnings"]
 
@@ -49,12 +50,7 @@ def _interpreter(plan: Plan) -> list[str]:
 
 
 def _budget(plan: Plan) -> list[str]:
-    """The slowest pool's cells take turns at its slots."""
-    slots = {pool.name: pool.slots for pool in plan.pools}
-    work: dict[str, list[float]] = defaultdict(list)
-    for cell in plan.cells:
-        work[cell.pool or ""].append(cell.estimate_s or 0.0)
-    total = max((sum(row) / min(len(row), slots.get(pool, 1)) for pool, row in work.items()), default=0.0)
+    total = run_seconds(((cell.pool, cell.estimate_s or 0.0) for cell in plan.cells), plan.pools)
     if plan.gate.budget_s is None or total <= plan.gate.budget_s:
         return []
     return [

@@ -10,6 +10,7 @@ from typing import TextIO
 
 from moegate.records import Plan, PlannedCell, State
 from moegate.text import plain
+from orchestrator.plan.estimate import run_seconds
 from orchestrator.pools.slots import Slot
 from orchestrator.scheduler.job import AttemptDone
 
@@ -41,7 +42,7 @@ class Remaining:
 
     def __init__(self, plan: Plan) -> None:
         self._cells = {cell.id: cell for cell in plan.cells}
-        self._slots = {pool.name: pool.slots for pool in plan.pools}
+        self._pools = plan.pools
         self._spent: dict[str, float] = defaultdict(float)
         self._took: dict[str, float] = defaultdict(float)
         self._planned: dict[str, float] = defaultdict(float)
@@ -61,12 +62,10 @@ class Remaining:
         self._cells.pop(cell.id, None)
 
     def seconds(self) -> float:
-        """Until the slowest pool is through: its cells take turns at its slots."""
-        left: dict[str, list[float]] = defaultdict(list)
-        for cell in self._cells.values():
-            due = (cell.estimate_s or 0.0) * self._pace(cell.kind) - self._spent[cell.id]
-            left[cell.pool or ""].append(max(due, 0.0))
-        return max((sum(row) / min(len(row), self._slots.get(pool, 1)) for pool, row in left.items()), default=0.0)
+        """Until all that is left is through."""
+        cells = list(self._cells.values())
+        due = [(cell.estimate_s or 0.0) * self._pace(cell.kind) - self._spent[cell.id] for cell in cells]
+        return run_seconds(((cell.pool, max(s, 0.0)) for cell, s in zip(cells, due, strict=True)), self._pools)
 
     def _pace(self, kind: str) -> float:
         planned = self._planned[kind]

@@ -3,9 +3,9 @@
 `portfolio.json` is a table of counts distilled from published config files (see `tuner.prior.distill`); it holds no
 file of anybody's. An architecture can be left out, so that what the prior is worth on a new device can be measured.
 `own.json` names tiles that a kernel of ours is written for, which no such file could choose. They come first, whatever
-is left out: that such a kernel exists is known on a new device too. Those with BLOCK_SIZE_M 1 (`single_rows`) no other
-engine's kernel could run, and those of the kernel that streams weights (`streams`) would suit none; they are no part of
-the space that all engines share.
+is left out: that such a kernel exists is known on a new device too. Those with BLOCK_SIZE_M 1 (`single_rows`) and
+those of the kernel that streams weights (`streams`) suit no other engine's kernel; they are no part of the space that
+all engines share.
 """
 
 from __future__ import annotations
