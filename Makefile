@@ -42,7 +42,7 @@ test-faults-long: venv  ## 500 runs under random faults, and one for every point
 	@MOEGATE_FAULT_ROUNDS=500 $(PY) -m pytest -s tests/faults $(PYTEST)
 
 test-fuzz-long: venv  ## ten minutes of fuzzing for each reader of foreign data
-	@MOEGATE_FUZZ_SECONDS=600 $(PY) -m pytest tests/fuzz $(PYTEST)
+	@MOEGATE_FUZZ_SECONDS=600 MOEGATE_FUZZ_SEED=$${MOEGATE_FUZZ_SEED:-0} $(PY) -m pytest tests/fuzz $(PYTEST)
 
 test-vllm: venv  ## our engine file and load client against a real vLLM on the CPU (about 3 GB the first time)
 	@scripts/test-vllm.sh

@@ -40,6 +40,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _YAML_WORDS = frozenset({"no", "yes", "on", "off", "true", "false", "null", "~", "y", "n"})
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,8})(\.[0-9]{1,12})?(e-?[0-9]{1,2})?")
+_LEAST_SHARE = 1e-12  # of a false discovery rate that the statistics can reckon with
 _DURATION = re.compile(r"(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 # Variables that would change which program or which files a child runs with, or that the orchestrator sets itself.
@@ -118,8 +119,8 @@ def _share(value: Any) -> float:
     if not _DECIMAL.fullmatch(digits):
         raise fail(f"{text[:80]!r} is not a share", "write a percentage such as 1% or a fraction such as 0.01")
     share = float(digits) / (100 if percent else 1)
-    if not 0 < share < 1:
-        raise fail(f"is {text}", "write a share above 0 and below 1, such as 1% or 0.01")
+    if not _LEAST_SHARE <= share < 1:
+        raise fail(f"is {text}", f"write a share from {_LEAST_SHARE:g} to below 1, such as 1% or 0.01")
     return share
 
 

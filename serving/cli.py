@@ -177,7 +177,9 @@ def _served(base_url: str, announced: Path | None) -> Model:
 
 
 def _model(model: Path) -> Path:
-    if not (model / "config.json" if model.is_dir() else model).is_file():
+    from moegate.families import config_file
+
+    if not config_file(model).is_file():
         raise UsageError("no such model", file=model, field="model", fix="a folder with a config.json")
     return model.resolve()
 
@@ -208,8 +210,9 @@ def _configs(value: str | None) -> Path | None:
 def _vocab(model: Path) -> int:
     """The vocabulary of a model's config; 256 ids that every model has where that is not known."""
     from moegate import canonical
+    from moegate.families import config_file
 
-    file = model / "config.json" if model.is_dir() else model
+    file = config_file(model)
     config = canonical.load_json(file) if file.is_file() else {}
     nested = [config.get(name) for name in ("text_config", "language_config")]
     sizes = [part.get("vocab_size") for part in [*nested, config] if isinstance(part, dict)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from moegate.families.layout import Layout, layout_of, load_layout
+from moegate.families.layout import Layout, config_file, layout_of, load_layout
 from moegate.families.quant import Quant
 from moegate.families.table import FAMILIES, Family
 
-__all__ = ["FAMILIES", "Family", "Layout", "Quant", "layout_of", "load_layout"]
+__all__ = ["FAMILIES", "Family", "Layout", "Quant", "config_file", "layout_of", "load_layout"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -130,13 +131,18 @@ def _table(families: tuple[Family, ...]) -> tuple[Mapping[str, Family], Mapping[
     return {family.architecture: family for family in families}, by_type
 
 
+def config_file(path: Path) -> Path:
+    """The `config.json` that a model's path means: itself, or the one in this folder. It need not exist."""
+    return path / "config.json" if os.path.isdir(path) else path  # Path.is_dir raises where a name is too long
+
+
 def load_layout(path: Path, *, families: tuple[Family, ...] = FAMILIES) -> Layout:
     """Read the layout from a Hugging Face `config.json` or the folder that holds one.
 
     Raises:
         UsageError: missing file, no JSON, unknown architecture, or a field that is missing or makes no sense.
     """
-    file = path / "config.json" if path.is_dir() else path
+    file = config_file(path)
     return layout_of(canonical.load_json(file), file=str(file), families=families)
 
 

@@ -30,6 +30,12 @@ Direction = NDArray[np.int8]
 
 EQUIVALENCE_ALPHA = 0.05
 
+MOST_PAIRS = 1_000_000
+"""Of a stage: far beyond any run's, and few enough to reckon with."""
+
+LEAST_Q = 1e-12
+"""The strictest false discovery rate: about what 40 pairs that all agree can prove (2^-40)."""
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -50,8 +56,10 @@ class Rules:
     def __post_init__(self) -> None:
         if self.screen < 1 or self.confirm < 0 or (self.futility is not None and self.futility < 1):
             raise ValueError("screen and futility need at least 1 pair, confirm at least 0")
-        if self.margin < 0 or self.tolerance <= 0 or not 0 < self.q < 1:
-            raise ValueError("margin >= 0, tolerance > 0 and 0 < q < 1 are needed")
+        if max(self.screen, self.confirm, self.futility or 0) > MOST_PAIRS:
+            raise ValueError(f"screen, confirm and futility are at most {MOST_PAIRS:,} pairs")
+        if self.margin < 0 or self.tolerance <= 0 or not LEAST_Q <= self.q < 1:
+            raise ValueError(f"margin >= 0, tolerance > 0 and {LEAST_Q:g} <= q < 1 are needed")
 
     @property
     def log_margin(self) -> float:

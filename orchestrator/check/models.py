@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moegate import canonical
 from moegate.errors import UsageError
-from moegate.families import FAMILIES, Family, Layout, load_layout
+from moegate.families import FAMILIES, Family, Layout, config_file, load_layout
 from moegate.families.source import families_in
 from moegate.records.findings import Finding
 from orchestrator.check.base import Base
@@ -34,7 +34,7 @@ def read_models(paths: list[Path], shown: Callable[[Path], str]) -> tuple[list[M
     models: list[Model] = []
     found: list[Finding] = []
     for path in paths:
-        file = path / "config.json" if path.is_dir() else path
+        file = config_file(path)
         try:
             models.append(Model(shown(file), load_layout(file)))
         except UsageError as error:
@@ -54,7 +54,7 @@ def model_drift(
         paths: the head's models. base: where their counterparts are. table: the base's family table.
     """
     for path in paths:
-        file = path / "config.json" if path.is_dir() else path
+        file = config_file(path)
         before_file = base.locate(file)
         if before_file is None or not before_file.is_file():
             continue

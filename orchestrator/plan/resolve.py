@@ -65,7 +65,7 @@ def models(matrix: Matrix) -> tuple[ModelSpec, ...]:
     for name, model in matrix.spec.models.items():
         place = ("models", name, "config")
         path = path_in_repository(matrix, place, model.config)
-        path = path / "config.json" if path.is_dir() else path
+        path = families.config_file(path)
         if not path.is_file():
             matrix.fail(place, f"{model.config} does not exist", "a config.json, or the folder that holds one")
         try:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from moegate import canonical
 from moegate.errors import UsageError
-from moegate.families import Layout, layout_of
+from moegate.families import Layout, config_file, layout_of
 
 __all__ = ["SERVED", "DecoderSpec", "Served", "read_spec", "spec_from"]
 
@@ -100,7 +100,7 @@ def read_spec(path: Path) -> DecoderSpec:
     Raises:
         UsageError: no such file, an unknown family, a missing or impossible field, or something this server cannot do.
     """
-    file = path / "config.json" if path.is_dir() else path
+    file = config_file(path)
     return spec_from(canonical.load_json(file), file)
 
 

@@ -194,6 +194,11 @@ def test_a_model_that_does_not_say_is_refused_by_field(change: dict[str, Any], f
     assert caught.value.file == "m/config.json"
 
 
+def test_a_name_that_no_file_can_have_is_refused() -> None:
+    with pytest.raises(UsageError, match="too long"):
+        load_layout(Path("x" * 300))
+
+
 def test_a_file_is_read_strictly(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(model())[:-1] + ', "hidden_size": 7}')
     with pytest.raises(UsageError, match="twice"):

@@ -74,6 +74,7 @@ EDITS = [
     ("both loops", "concurrency: 2,", "concurrency: 2, rate: 1.0,", 19, "one of them", "concurrency"),
     ("no loop", "concurrency: 2, ", "", 19, "one of them", "rate"),
     ("margin as a whole number", "margin: 1%", "margin: 1", 21, "is 1", "1%"),
+    ("a rate that nothing reaches", "margin: 1%", "q: 1e-90", 21, "is 1e-90", "from 1e-12 to below 1"),
     ("margin in words", "margin: 1%", "margin: one", 21, "is not a share", "1%"),
     ("futility beyond confirm", "futility: none", "futility: 9", 20, "more than confirm", "or none"),
     ("required matches nothing", "margin: 1%", "required: ['serve/gpu/*']", 21, "matches no cell", "lists the labels"),

@@ -17,10 +17,12 @@ from moegate.stats import (
     minimum_detectable_effect,
     more_pairs,
     next_stage,
+    one_sided_p,
     pair_sd,
     rules_of,
     screen_decision,
 )
+from moegate.stats.stages import LEAST_Q, MOST_PAIRS
 
 RULES = Rules()
 PLAN = Plan("n", "m", "", "", "", (), (), (), (), (), compare=ComparePolicy("a", "b"), gate=GatePolicy())
@@ -28,7 +30,7 @@ STILL = [0.001, -0.001, 0.0005, -0.0005, 0.0002]
 SLOW = [-0.03, -0.029, -0.031, -0.0305, -0.0295]
 
 
-@pytest.mark.parametrize("policy", [{"margin": -1.0}, {"q": 1.0}, {"tolerance": 0.0}, {"screen": 0}])
+@pytest.mark.parametrize("policy", [{"margin": -1.0}, {"q": 1.0}, {"q": 1e-230}, {"tolerance": 0.0}, {"screen": 0}, {"screen": 10**40}])
 def test_a_plan_whose_policy_cannot_be_is_refused(policy: dict[str, float]) -> None:
     gate = GatePolicy(**{name: value for name, value in policy.items() if name != "screen"})
     compare = ComparePolicy("a", "b", screen=int(policy.get("screen", 5)))
@@ -145,10 +147,14 @@ def test_no_pairs_no_verdict() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"screen": 0}, {"confirm": -1}, {"futility": 0}, {"margin": -0.1}, {"q": 0.0}, {"q": 1.0}, {"tolerance": 0}]
-)
+    "bad",
+    [
+        {"screen": 0}, {"confirm": -1}, {"futility": 0}, {"margin": -0.1}, {"q": 0.0}, {"q": 1.0}, {"q": 1e-13},
+        {"tolerance": 0}, {"screen": 1_000_001}, {"confirm": 1 << 40}, {"futility": 10**40},
+    ],
+)  # fmt: skip
 def test_impossible_rules_are_refused(bad: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="need"):
+    with pytest.raises(ValueError, match="need|at most 1,000,000 pairs"):
         Rules(**bad)  # type: ignore[arg-type]
 
 
@@ -157,10 +163,27 @@ def test_minimum_detectable_effect_is_found_with_its_power() -> None:
     assert effect is not None
     assert effect == pytest.approx(0.005 + 0.0102, abs=0.0007)
     assert minimum_detectable_effect(0.01, 5, margin=0.01, alpha=1e-3) is None
-    from moegate.stats import one_sided_p
-
     draws = np.random.default_rng(3).normal(np.log1p(effect), 0.01, (4000, 25))
     assert np.mean(one_sided_p(draws, np.log1p(0.005)) <= 1e-3) == pytest.approx(0.9, abs=0.04)
+
+
+def test_the_limits_of_the_rules_can_be_reckoned_with() -> None:
+    rules = Rules(screen=MOST_PAIRS, confirm=MOST_PAIRS, futility=MOST_PAIRS, q=LEAST_Q)
+    fewer, most = (
+        minimum_detectable_effect(0.01, pairs, margin=rules.margin, alpha=rules.q / 1000) for pairs in (4000, MOST_PAIRS)
+    )
+    assert fewer is not None
+    assert most is not None
+    assert rules.margin < most < fewer < rules.margin + 0.002
+    assert (more_pairs([0.02, 0.03, 0.04], rules, cells=1_000_000) or 0) >= 40
+
+
+def test_many_pairs_are_not_drawn_to_know_what_they_find() -> None:
+    """Of more pairs than the exact test takes the effect falls with their root; drawn in full it is the same."""
+    effect = minimum_detectable_effect(0.01, 900, margin=0.0, alpha=1e-3)
+    assert effect is not None
+    draws = np.random.default_rng(5).normal(np.log1p(effect), 0.01, (1500, 900))
+    assert np.mean(one_sided_p(draws, 0.0) <= 1e-3) == pytest.approx(0.9, abs=0.04)
 
 
 def test_pair_sd_shrugs_off_outliers() -> None:
