@@ -233,6 +233,7 @@ def _moe(d: dict[str, Any]) -> str:
                 f"{row['ratio']:.3f} | {up:.1f} | {best:.1f} | {floor['up'] / best:.2f} | "
                 f"{f'{theirs / best:.2f}' if theirs else '-'} | {down:.1f} | {floor['down'] / down:.2f} |"
             )
+    lines += _gemm(d)
     lines += _rested(d)
     errors = "; ".join(
         f"{name}: " + ", ".join(f"{who} {err:.1e}" for who, err in shape["errors"].items())
@@ -240,6 +241,20 @@ def _moe(d: dict[str, Any]) -> str:
     )
     lines.append(f"\nWorst relative error against the float32 twin ({errors}).\n")
     return "\n".join(lines)
+
+
+def _gemm(d: dict[str, Any]) -> list[str]:
+    """The up projections that were also timed without the launch that quantises their input."""
+    rows = [(shape["dims"], row) for shape in d["shapes"].values() for row in shape["rows"]]
+    lines = [
+        f"| E={e} topk {topk} H={h} N={n} | {row['m']} | {row['ours']['up_best_us']:.1f} | {us:.1f} | "
+        f"{row['floor_us']['up'] / us:.2f} |"
+        for (e, topk, h, n), row in rows
+        if (us := row["ours"].get("up_gemm_us"))
+    ]
+    head = ["\nThe up projections without the launch that quantises their input:\n",
+            "| shape | M | best up us | GEMM us | of floor |", "|" + "---|" * 5]  # fmt: skip
+    return [*head, *lines] if lines else []
 
 
 def _rested(d: dict[str, Any]) -> list[str]:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
@@ -48,11 +49,24 @@ def our_call(p: Problem, i: int, data: Any, al: Any, up: dict[str, Any], part: s
     alignment = Alignment(*al, up["BLOCK_SIZE_M"])
     if part == "up":
         return lambda: ours.up_projection(x, e, weights, alignment, up, down=down)
+    if part == "gemm":
+        return given(ours._quantize_input(x, e, False, False), partial(our_call, p, i, data, al, up, "up", down))
     if part == "down":
         rows = ours.up_projection(x, e, weights, alignment, up, down=down)
         return lambda: ours.down_projection(rows, e, weights, alignment, down, x.dtype)
     call = ours.Call(x, e, weights, ids, up, down or up, False, None)
     return lambda: ours.run_aligned(call, alignment)
+
+
+def given(quantised: Any, make: Callable[[], Any]) -> Callable[[], Any]:
+    """The call that `make` makes, its input quantised beforehand: what an up projection is without that launch."""
+    call = make()
+
+    def run() -> Any:
+        with mock.patch.object(ours, "_quantize_input", return_value=quantised):
+            return call()
+
+    return run
 
 
 def their_call(k: Any, p: Problem, i: int, data: Any, al: Any, up: dict[str, Any], part: str, down: Any = None) -> Any:
@@ -206,14 +220,19 @@ def measure(p: Problem, k: Any, m: int, rounds: int = 4) -> dict[str, Any]:
         fastest = {name: best_up(side, ups, row[name]["down"], timer) for name, (side, ups) in chains.items()}
         for name, us in in_turns(fastest, INNER, rounds, timer).items():
             row[name][field] = us
+    taken = [up for up in chains["ours"][1] if streamed(p.mode, up) or for_many(up)] if p.mode == "fp8" else []
+    if gemm := best_up(mine, taken, row["ours"]["down"], replay_us, "gemm"):
+        row["ours"]["up_gemm_us"] = in_turns({"gemm": gemm}, INNER, rounds)["gemm"]
     return row
 
 
-def best_up(chains: Chains, ups: list[dict[str, Any]], down: dict[str, Any], timer: Timer) -> Any:
-    """A graph of the up projection alone with its own fastest config of `ups`."""
+def best_up(
+    chains: Chains, ups: list[dict[str, Any]], down: dict[str, Any], timer: Timer, part: str = "up"
+) -> Any | None:
+    """A graph of the up projection alone with its own fastest config of `ups`; None without one that runs."""
     best, fastest = math.inf, None
     for up in ups:
-        calls = chains.calls(up, "up", down)
+        calls = chains.calls(up, part, down)
         if guarded(calls[0]):
             graph = captured(calls)
             us = timer(graph, INNER, 3)
@@ -284,7 +303,8 @@ NOTES = [
     "programmatic dependent launch as it does on this device; ratio: its time over ours",
     "floor: max(bytes / 4.3 TB/s, flop / 790 TFLOP/s in bf16 or 1580 TFLOP/s in fp8)",
     "up and down: each projection alone with the configs of the chain, in FP8 with the quantisation of its input where "
-    "that is a kernel of its own; best up: the fastest candidate for the up projection alone, both kernels' in turns",
+    "that is a kernel of its own; best up: the fastest candidate for the up projection alone, both kernels' in turns; "
+    "GEMM: ours in FP8 without the launch that quantises its input, of the kernels that take quantised rows",
     "after a rest: as best up, with 50 ms before each replay of 8 calls: in a series they run into the power limit",
 ]
 
@@ -312,6 +332,7 @@ def describe(shape: str, row: dict[str, Any]) -> str:
         f"{n} {v:.1f}" for n, v in row["chain_us"].items()
     )
     text += f" | up {mine['up_us']:.1f} best {mine['up_best_us']:.1f} ({f['up'] / mine['up_best_us']:.2f})"
+    text += f" GEMM {mine['up_gemm_us']:.1f}" if "up_gemm_us" in mine else ""
     text += (
         f" down {mine['down_us']:.1f} ({f['down'] / mine['down_us']:.2f}) {short(mine['up'])} / {short(mine['down'])}"
     )
