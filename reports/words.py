@@ -108,7 +108,7 @@ def outcome_of(
     if state in _FAILED_STATES:
         return "failed"
     if state == "PASSED" and verdict is not None and verdict.verdict is not None:
-        if cell.control or cell.aa:
+        if cell.null:
             return _CONTROLS.get(verdict.verdict, "moved")
         return verdict.verdict
     if state == "PASSED" and not cell.arms:

@@ -102,6 +102,11 @@ class CellVerdict:
     predicted_whole_step: bool = False
     divergence: Divergence | None = None
 
+    @property
+    def null(self) -> bool:
+        """Whether nothing may move here: a control or an A/A cell."""
+        return self.control or self.aa
+
 
 @dataclass(frozen=True)
 class Interaction:

@@ -116,7 +116,8 @@ class PlannedCell:
 
     `axes` holds the values of the kind's axes (JSON scalars and lists). `needs` are the ids of cells whose outputs
     this one reads. `control` marks a cell whose config lookup is unreachable: tuning must not move it. `label` is a
-    short human name that GLOBs of the gate and `--only` match, besides the id.
+    short human name that GLOBs of the gate and `--only` match, besides the id. `estimate_s` is how long it may take in
+    all, `screen_s` what of that its screening takes (None: it has one stage, or that is not known).
     """
 
     id: str
@@ -134,6 +135,19 @@ class PlannedCell:
     needs: tuple[str, ...] = ()
     retries: int = 1
     estimate_s: float | None = None
+    screen_s: float | None = None
+
+    @property
+    def null(self) -> bool:
+        """Whether nothing may move here: a control, whose config lookup is unreachable, or an A/A cell."""
+        return self.control or self.aa
+
+    @property
+    def judged_in(self) -> Family:
+        """The family it is judged in: what the plan says, else by kind; controls and A/A cells are their own."""
+        if self.null:
+            return "control"
+        return self.family or ("kernel" if self.kind == "kernel-bench" else "serving")
 
     def matches(self, glob: str) -> bool:
         """Whether a GLOB of `--only`, `required` or `quarantine` means this cell, by label or by id."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.compare.core import TAIL_FLOORS, arms_of, compare, family_of
+from orchestrator.compare.core import TAIL_FLOORS, arms_of, compare
 from orchestrator.compare.pairs import CellPairs, Pair, pair_up
 from orchestrator.compare.prediction import Prediction, predict
 
@@ -13,7 +13,6 @@ __all__ = [
     "Prediction",
     "arms_of",
     "compare",
-    "family_of",
     "pair_up",
     "predict",
 ]

@@ -74,13 +74,6 @@ def compare(
     return _comparison(plan, works, verdicts, voided)
 
 
-def family_of(cell: PlannedCell) -> Family:
-    """The family a cell is judged in: what the plan says, else by kind; controls and A/A cells are their own."""
-    if cell.control or cell.aa:
-        return "control"
-    return cell.family or ("kernel" if cell.kind == "kernel-bench" else "serving")
-
-
 def arms_of(plan: Plan, cell: PlannedCell) -> tuple[str, str]:
     """(baseline, candidate) of a cell; an A/A cell may name one arm once or twice."""
     if cell.aa or len(set(cell.arms)) == 1:
@@ -129,7 +122,7 @@ def _decide_families(works: Sequence[_Work], rules: Rules) -> None:
     families: dict[Family, list[_Work]] = defaultdict(list)
     for work in works:
         if work.problem is None and work.primary is not None:
-            families[family_of(work.cell)].append(work)
+            families[work.cell.judged_in].append(work)
     for members in families.values():
         decisions = decide([StagePairs(work.screen, work.confirm) for work in members], rules)
         screened = sum(decision.direction != 0 for decision in decisions)
@@ -163,7 +156,7 @@ def _verdict(work: _Work, rules: Rules) -> CellVerdict:
         cell=cell.id,
         label=cell.label,
         kind=cell.kind,
-        family=family_of(cell),
+        family=cell.judged_in,
         verdict=None,
         reason=work.problem or "",
         control=cell.control,
@@ -267,7 +260,7 @@ def _voided_pools(works: Sequence[_Work], verdicts: Mapping[str, CellVerdict]) -
     voided: dict[str, str] = {}
     for work in works:
         verdict = verdicts[work.cell.id]
-        if (verdict.control or verdict.aa) and verdict.verdict in ("improved", "regressed"):
+        if verdict.null and verdict.verdict in ("improved", "regressed"):
             what = "A/A cell" if verdict.aa else "control"
             gain = f"{100 * verdict.effect.gain:+.1f} %" if verdict.effect else ""
             voided.setdefault(work.cell.pool or "", f"{what} {verdict.label} {verdict.verdict} ({gain})")
@@ -277,7 +270,7 @@ def _voided_pools(works: Sequence[_Work], verdicts: Mapping[str, CellVerdict]) -
 def _void(cell: PlannedCell, verdicts: dict[str, CellVerdict], voided: Mapping[str, str]) -> None:
     """Take back the speed verdict of a cell in a voided pool; controls keep theirs, they are the evidence."""
     verdict = verdicts[cell.id]
-    if (cell.pool or "") in voided and verdict.verdict and cell.kind != "accuracy" and not (cell.control or cell.aa):
+    if (cell.pool or "") in voided and verdict.verdict and cell.kind != "accuracy" and not cell.null:
         was = f"void: {voided[cell.pool or '']}; it would have been {verdict.verdict}"
         verdicts[cell.id] = replace(verdict, verdict=None, reason=was, more_pairs=None)
 

@@ -107,7 +107,7 @@ def _judge_cell(
         return [GateReason(Exit.INFRA, f"no verdict: {why}", cell.id)]
     if cell.kind == "accuracy":
         return _judge_accuracy(cell, verdict, plan.gate)
-    if cell.control or cell.aa:
+    if cell.null:
         return _judge_control(cell, verdict)
     return _judge_speed(cell, verdict, plan)
 
@@ -215,7 +215,7 @@ def _counts(cell: PlannedCell, outcome: CellOutcome | None, verdict: CellVerdict
         # What a cell that did not end would have come to is no answer, and is not counted as one.
         ended = state == "PASSED" and verdict is not None and verdict.verdict in _VERDICTS
         word = verdict.verdict if ended and verdict is not None else "no_verdict"
-        names.append(f"control_{word}" if cell.control or cell.aa else str(word))
+        names.append(f"control_{word}" if cell.null else str(word))
     return names
 
 

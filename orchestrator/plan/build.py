@@ -14,7 +14,7 @@ from moegate.version import own_version
 from orchestrator.matrix import Matrix
 from orchestrator.matrix.tree import Mapping_, find
 from orchestrator.plan import resolve
-from orchestrator.plan.estimate import History, cell_seconds
+from orchestrator.plan.estimate import History, estimated
 from orchestrator.plan.expand import Point, expand
 from orchestrator.plan.reach import Reach, reach
 from orchestrator.plan.warn import warnings
@@ -37,7 +37,7 @@ def build(matrix: Matrix, *, only: Iterable[str] = (), history: History | None =
     """
     known = history or History({})
     builder = _Builder(matrix)
-    cells = [replace(cell, estimate_s=_estimate(builder, cell, known)) for cell in builder.cells()]
+    cells = [_estimated(builder, cell, known) for cell in builder.cells()]
     cells = _only(cells, tuple(only))
     policy = builder.gate
     _check_globs(matrix, policy, cells if not only else builder.all_cells)
@@ -99,9 +99,9 @@ def _check_globs(matrix: Matrix, gate: GatePolicy, cells: list[PlannedCell]) -> 
             matrix.fail(place, f"{glob} matches no cell", "`orchestrator plan` lists the labels")
 
 
-def _estimate(builder: _Builder, cell: PlannedCell, history: History) -> float:
+def _estimated(builder: _Builder, cell: PlannedCell, history: History) -> PlannedCell:
     pool = builder.pool_by_name.get(cell.pool or "")
-    return cell_seconds(cell, builder.compare, pool.device if pool else "cpu", history)
+    return estimated(cell, builder.compare, pool.device if pool else "cpu", history)
 
 
 class _Builder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -13,16 +13,17 @@ from moegate.errors import MoegateError
 from moegate.records import ComparePolicy, PlannedCell, PoolSpec
 from orchestrator.cells import KINDS
 
-__all__ = ["History", "cell_seconds", "launches", "read_history", "run_seconds"]
+__all__ = ["History", "estimated", "launches", "read_history", "run_seconds", "stage_seconds"]
 
 _RUNS = 5  # of the newest earlier runs
 
 
 @dataclass(frozen=True)
 class History:
-    """What cells took before, in seconds, by cell id (the median of whole cells)."""
+    """What cells took before, in seconds, by cell id (the median of whole cells), and what of it their screening."""
 
     seconds: Mapping[str, float]
+    screens: Mapping[str, float] = field(default_factory=dict)
 
 
 def launches(cell: PlannedCell, compare: ComparePolicy | None) -> tuple[int, int]:
@@ -35,14 +36,25 @@ def launches(cell: PlannedCell, compare: ComparePolicy | None) -> tuple[int, int
     return 2 * compare.screen, 2 * (compare.screen + compare.confirm)
 
 
-def cell_seconds(cell: PlannedCell, compare: ComparePolicy | None, device: str, history: History) -> float:
-    """The expected seconds of a cell. Without history a reachable cell is expected to confirm, a control is not."""
-    known = history.seconds.get(cell.id)
-    if known is not None:
-        return round(known, 1)
-    low, high = launches(cell, compare)
-    each = KINDS[cell.kind].seconds[0 if device == "cpu" else 1]
-    return round(each * (low if cell.control or cell.aa else high), 1)
+def estimated(cell: PlannedCell, compare: ComparePolicy | None, device: str, history: History) -> PlannedCell:
+    """The cell with the seconds that it may take. Without history a reachable cell is expected to confirm, a control
+    is not."""
+    known, screen = history.seconds.get(cell.id), history.screens.get(cell.id)
+    if known is None:
+        low, high = launches(cell, compare)
+        each = KINDS[cell.kind].seconds[0 if device == "cpu" else 1]
+        known, screen = each * (low if cell.null else high), each * low if KINDS[cell.kind].paired else None
+    return replace(cell, estimate_s=round(known, 1), screen_s=None if screen is None else round(screen, 1))
+
+
+def stage_seconds(cell: PlannedCell, stage: str, compare: ComparePolicy | None) -> float:
+    """What is planned for one stage of a cell, whether or not it was expected to come to it."""
+    whole, screen = cell.estimate_s or 0.0, cell.screen_s
+    if stage == "only" or screen is None or compare is None:
+        return whole
+    if stage == "screen":
+        return screen
+    return whole - screen if whole > screen else screen * compare.confirm / max(compare.screen, 1)
 
 
 def run_seconds(due: Iterable[tuple[str | None, float]], pools: Iterable[PoolSpec]) -> float:
@@ -57,27 +69,37 @@ def run_seconds(due: Iterable[tuple[str | None, float]], pools: Iterable[PoolSpe
 def read_history(runs: Iterable[Path]) -> History:
     """Read the wall times of finished cells from run directories; a damaged or foreign one is passed over."""
     found: dict[str, list[float]] = {}
+    screens: dict[str, list[float]] = {}
     newest = sorted((path for path in runs if (path / "journal").is_file()), key=lambda p: p.stat().st_mtime)[-_RUNS:]
     for folder in newest:
         try:
-            walls = _walls(journal.read(folder / "journal"))
+            walls, first = _walls(journal.read(folder / "journal"))
         except (MoegateError, OSError, TypeError, ValueError, OverflowError):
             continue
         for cell, wall in walls.items():
             found.setdefault(cell, []).append(wall)
-    return History({cell: median(values) for cell, values in found.items()})
+        for cell in walls.keys() & first.keys():
+            screens.setdefault(cell, []).append(first[cell])
+    return History(*({cell: median(values) for cell, values in rows.items()} for rows in (found, screens)))
 
 
-def _walls(entries: Iterable[journal.Entry]) -> dict[str, float]:
-    """Seconds of the passed attempts of each cell that one run brought to its end; a screening alone is no cell."""
+def _walls(entries: Iterable[journal.Entry]) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds of the passed attempts of each cell that one run brought to its end, and of their screening alone.
+
+    A screening alone is no cell.
+    """
     walls: dict[str, float] = {}
+    screens: dict[str, float] = {}
     whole: set[str] = set()
     for entry in entries:
         if entry.data.get("state") != "PASSED":
             continue
         cell = str(entry.data.get("cell"))
         if entry.kind == "done":
-            walls[cell] = walls.get(cell, 0.0) + float(entry.data.get("wall_s") or 0.0)
+            wall = float(entry.data.get("wall_s") or 0.0)
+            walls[cell] = walls.get(cell, 0.0) + wall
+            if entry.data.get("stage") == "screen":
+                screens[cell] = screens.get(cell, 0.0) + wall
         elif entry.kind == "final":
             whole.add(cell)
-    return {cell: wall for cell, wall in walls.items() if cell in whole}
+    return {cell: wall for cell, wall in walls.items() if cell in whole}, screens

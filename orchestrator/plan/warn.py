@@ -27,7 +27,7 @@ def _undetectable(plan: Plan) -> list[str]:
 
     out = []
     judged = [cell for cell in plan.cells if cell.family and cell.kind != "accuracy"]
-    families = Counter("control" if cell.control or cell.aa else cell.family for cell in judged)
+    families = Counter(cell.judged_in for cell in judged)
     for family, cells in families.items():
         if not detectable(plan.compare.confirm, plan.gate.q, cells):
             need = pairs_to_detect(plan.gate.q, cells)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Protocol
 
 from moegate import devices as known_devices
@@ -16,6 +17,9 @@ from orchestrator.pools.slots import HostDevice, Slot
 from orchestrator.pools.waiting import WaitingRooms
 
 __all__ = ["Allocator", "Lease", "Pool", "open_pool"]
+
+WORTH_SAYING_S = 10.0
+"""Ray takes a second or two to grant what is free: only a longer wait is worth a line."""
 
 _RELEASE = "after a look at it: orchestrator doctor --release"
 
@@ -64,6 +68,7 @@ class Pool:
         self._full = False
         self._free = {slot.index for slot in self.slots}
         self._lost: set[int] = set()
+        self._asked: dict[int, float] = {}  # since when an allocator has not granted a slot
         self._mutex = threading.Lock()
 
     def take(self, device: str | None = None) -> Lease | None:
@@ -144,11 +149,13 @@ class Pool:
                 lock.release()
             return None
         if self._allocator is not None and not self._allocator.take(slot):
-            self.holder = f"{_what(slot)} {self._asked_of()}"
+            since = self._asked.setdefault(slot.index, monotonic())
+            self.holder = f"{_what(slot)} {self._asked_of()}" if monotonic() - since >= WORTH_SAYING_S else None
             for lock in locks:
                 lock.release()
             return None
         self.holder = None
+        self._asked.pop(slot.index, None)
         self._rooms.leave(slot.index)
         return Lease(slot, self, locks)
 

@@ -70,6 +70,7 @@ class Scheduler:
         self._waiting: list[Todo] = []  # in order of priority
         self._changed = True  # whether something may have become hopeless since that was looked for
         self._numbers: dict[str, int] = {}
+        self._tried: set[tuple[str, str]] = set()
         self._running: dict[str, Running] = {}
         self._final: dict[str, State] = {}
         self._ended: queue.Queue[tuple[Running, AttemptDone | BaseException]] = queue.Queue()
@@ -87,6 +88,7 @@ class Scheduler:
         self._numbers = {
             name: max(attempt.number for attempt in cell.attempts) for name, cell in cells.items() if cell.attempts
         }
+        self._tried = {(name, attempt.stage) for name, cell in cells.items() for attempt in cell.attempts}
         self._recover(cells)
         self.progress.begins()
         try:
@@ -174,6 +176,7 @@ class Scheduler:
     def _add(self, todo: Todo) -> None:
         bisect.insort(self._waiting, todo, key=lambda item: item.priority)
         self._changed = True
+        self.progress.owes(todo.cell, todo.stage)
 
     def _start_what_can(self) -> None:
         """Give every free slot to the first cell that may have it."""
@@ -249,7 +252,8 @@ class Scheduler:
         running = Running(todo, lease, slot, number, key)
         self._running[cell.id] = running
         self.executed += 1
-        self.progress.started(cell, todo.stage, number, slot)
+        self.progress.started(cell, todo.stage, number, slot, again=(cell.id, todo.stage) in self._tried)
+        self._tried.add((cell.id, todo.stage))
         job = self._job(running, isolation)
         threading.Thread(target=self._body, args=(running, job), name=f"cell-{cell.id}", daemon=True).start()
 

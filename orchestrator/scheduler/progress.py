@@ -10,7 +10,7 @@ from typing import TextIO
 
 from moegate.records import Plan, PlannedCell, State
 from moegate.text import plain
-from orchestrator.plan.estimate import run_seconds
+from orchestrator.plan.estimate import run_seconds, stage_seconds
 from orchestrator.pools.slots import Slot
 from orchestrator.scheduler.job import AttemptDone
 
@@ -33,19 +33,25 @@ _SLOWEST, _FASTEST = 10.0, 0.1
 
 
 class Remaining:
-    """The time that a run still takes: what is planned, corrected by what finished cells took of theirs.
+    """The time that a run still takes: what is planned, corrected by what finished cells took for what they did.
 
-    Kinds err apart (a table knows neither the model nor the host), so a kind is corrected by its own cells. One of
-    which none has finished is taken as planned, or as slower than that where all others are: too long an estimate
-    disappoints nobody.
+    A cell that stopped after its screening is held against what was planned for that, a control that went on to
+    confirm against what confirming would have been planned at. Kinds err apart (a table knows neither the model nor
+    the host), so a kind is corrected by its own cells. One of which none has finished is taken as planned, or as
+    slower than that where all others are: too long an estimate disappoints nobody.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._cells = {cell.id: cell for cell in plan.cells}
-        self._pools = plan.pools
+        self._pools, self._compare = plan.pools, plan.compare
+        self._stages: dict[str, set[str]] = defaultdict(set)
         self._spent: dict[str, float] = defaultdict(float)
         self._took: dict[str, float] = defaultdict(float)
         self._planned: dict[str, float] = defaultdict(float)
+
+    def owes(self, cell: PlannedCell, stage: str) -> None:
+        """The cell is to do this stage."""
+        self._stages[cell.id].add(stage)
 
     def spent(self, cell: PlannedCell, seconds: float) -> None:
         """An attempt of the cell took so long."""
@@ -55,7 +61,7 @@ class Remaining:
         """A cell is over; one that did not pass says nothing about the time that others take."""
         if self._cells.pop(cell.id, None) is not None and state == "PASSED":
             self._took[cell.kind] += self._spent[cell.id]
-            self._planned[cell.kind] += cell.estimate_s or 0.0
+            self._planned[cell.kind] += self._of_stages(cell)
 
     def drop(self, cell: PlannedCell) -> None:
         """A cell needs no time and tells none."""
@@ -64,8 +70,18 @@ class Remaining:
     def seconds(self) -> float:
         """Until all that is left is through."""
         cells = list(self._cells.values())
-        due = [(cell.estimate_s or 0.0) * self._pace(cell.kind) - self._spent[cell.id] for cell in cells]
+        due = [self._whole(cell) * self._pace(cell.kind) - self._spent[cell.id] for cell in cells]
         return run_seconds(((cell.pool, max(s, 0.0)) for cell, s in zip(cells, due, strict=True)), self._pools)
+
+    def _of_stages(self, cell: PlannedCell) -> float:
+        """What is planned for the stages that the cell came to."""
+        known = cell.screen_s is not None and self._stages[cell.id]
+        stages = sorted(self._stages[cell.id]) if known else ["only"]
+        return sum(stage_seconds(cell, stage, self._compare) for stage in stages)
+
+    def _whole(self, cell: PlannedCell) -> float:
+        """What is planned for a cell that is not over: all of it, until it is known whether it confirms."""
+        return self._of_stages(cell) if "confirm" in self._stages[cell.id] else cell.estimate_s or 0.0
 
     def _pace(self, kind: str) -> float:
         planned = self._planned[kind]
@@ -98,11 +114,14 @@ class Progress:
         if left:
             self._print(f"  {left} cell{'' if left == 1 else 's'} to do{self._about()}")
 
-    def started(self, cell: PlannedCell, stage: str, number: int, slot: Slot) -> None:
-        """An attempt has its slot."""
+    def owes(self, cell: PlannedCell, stage: str) -> None:
+        """A cell is to do a stage."""
+        self._left.owes(cell, stage)
+
+    def started(self, cell: PlannedCell, stage: str, number: int, slot: Slot, *, again: bool = False) -> None:
+        """An attempt has its slot; `again`: its stage was tried before."""
         what = "" if stage == "only" else f" {stage}"
-        again = f", attempt {number}" if number > 1 else ""
-        self._print(f"> {cell.label}{what} on {slot.name}{again}")
+        self._print(f"> {cell.label}{what} on {slot.name}{f', again (attempt {number})' if again else ''}")
 
     def step(self, cell: PlannedCell, text: str) -> None:
         """Something inside an attempt, such as a pair."""

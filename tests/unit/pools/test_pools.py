@@ -16,7 +16,7 @@ from moegate.locks import file_stem
 from moegate.records import DeviceIdentity, PoolSpec
 from orchestrator import doctor as examination
 from orchestrator.cli import app
-from orchestrator.pools import discovery, withdrawn
+from orchestrator.pools import discovery, leases, withdrawn
 from orchestrator.pools.leases import Pool, open_pool
 from orchestrator.pools.slots import HostDevice, Slot
 
@@ -38,7 +38,7 @@ def gpu_pool(count: int, name: str = "b60") -> Pool:
         ("head:6379", "B60 (0000:00:00.0) is in use on the Ray cluster at head:6379, or not granted yet"),
     ],
 )
-def test_who_is_waited_for_under_ray_is_said(ray, said):
+def test_who_is_waited_for_under_ray_is_said_once_it_takes_long(monkeypatch, ray, said):
     class Refusing:
         def take(self, slot: Slot) -> bool:
             return False
@@ -51,6 +51,13 @@ def test_who_is_waited_for_under_ray_is_said(ray, said):
 
     device = HostDevice(DeviceIdentity("xpu", "B60", "0000:00:00.0"), 0)
     pool = Pool(PoolSpec("b60", "xpu", slots=1, ray=ray), [Slot("b60", 0, device)], Refusing())
+    now = [100.0]
+    monkeypatch.setattr(leases, "monotonic", lambda: now[0])
+    for seconds in (0.0, 1.0, leases.WORTH_SAYING_S / 2):
+        now[0] += seconds
+        assert pool.take() is None
+        assert pool.holder is None
+    now[0] += leases.WORTH_SAYING_S / 2
     assert pool.take() is None
     assert pool.holder == said
     pool.close()

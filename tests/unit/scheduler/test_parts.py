@@ -7,7 +7,7 @@ import pytest
 
 from moegate.errors import RecordError, UsageError
 from moegate.journal import Journal, read
-from moegate.records import DeviceIdentity, GatePolicy, Plan, PlannedCell, PoolSpec
+from moegate.records import ComparePolicy, DeviceIdentity, GatePolicy, Plan, PlannedCell, PoolSpec
 from orchestrator.plan import read_history
 from orchestrator.pools.isolation import LaunchResult
 from orchestrator.scheduler import RunDir, execute, keys
@@ -118,7 +118,17 @@ def test_an_earlier_run_that_cannot_be_read_costs_no_plan(tmp_path):
         journal.append("final", cell="c1", state="PASSED")
         journal.append("done", cell="c2", attempt=1, state="PASSED", wall_s=3.0)  # screened, then interrupted
         journal.append("final", cell="c2", state="CANCELLED")
-    assert read_history(tmp_path.iterdir()).seconds == {"c1": 7.0}
+    known = read_history(tmp_path.iterdir())
+    assert (known.seconds, known.screens) == ({"c1": 7.0}, {})
+
+
+def test_what_screening_took_before_is_remembered_apart(tmp_path):
+    with Journal.open(tmp_path / "a" / "journal") as journal:
+        for stage, wall in (("screen", 2.0), ("confirm", 9.0)):
+            journal.append("done", cell="c1", attempt=1, state="PASSED", wall_s=wall, stage=stage)
+        journal.append("final", cell="c1", state="PASSED")
+    known = read_history(tmp_path.iterdir())
+    assert (known.seconds, known.screens) == ({"c1": 11.0}, {"c1": 2.0})
 
 
 def test_a_folder_of_something_else_is_not_resumed(tmp_path):
@@ -216,6 +226,48 @@ def test_the_time_left_of_a_pool_is_shared_by_its_slots():
     left.spent(cells[1], 20.0)
     left.finished(cells[1], "PASSED")
     assert left.seconds() == 20.0
+
+
+def test_a_control_that_confirms_does_not_stretch_what_the_others_are_thought_to_take():
+    compare = ComparePolicy("a", "b", screen=5, confirm=60)
+    control, *rest = (
+        PlannedCell(f"c{n}", "serve", "", {}, "", 1.0, pool="p", control=n == 0, estimate_s=whole, screen_s=10.0)
+        for n, whole in enumerate((10.0, 130.0, 130.0))
+    )
+    left = Remaining(replace(PLAN, cells=(control, *rest), compare=compare, pools=(PoolSpec("p", "cpu"),)))
+    for cell in (control, *rest):
+        left.owes(cell, "screen")
+    assert left.seconds() == 270.0
+    left.spent(control, 10.0)
+    left.owes(control, "confirm")
+    assert left.seconds() == 120.0 + 260.0  # its own confirmation is known of as soon as it is owed
+    left.spent(control, 120.0)
+    left.finished(control, "PASSED")
+    assert left.seconds() == 260.0
+    left.spent(rest[0], 10.0)  # and one that stops after its screening does not shrink them
+    left.finished(rest[0], "PASSED")
+    assert left.seconds() == 130.0
+
+
+def test_a_resumed_confirmation_is_not_thought_to_screen_again():
+    cell = PlannedCell("c0", "serve", "", {}, "", 1.0, pool="p", estimate_s=130.0, screen_s=10.0)
+    plan = replace(PLAN, cells=(cell,), compare=ComparePolicy("a", "b"), pools=(PoolSpec("p", "cpu"),))
+    left = Remaining(plan)
+    left.owes(cell, "confirm")
+    assert left.seconds() == 120.0
+
+
+def test_the_next_stage_does_not_read_like_a_retry():
+    import io
+
+    from orchestrator.scheduler.progress import Progress
+    from orchestrator.scheduler.todo import host_slot
+
+    progress = Progress(PLAN, stream := io.StringIO())
+    progress.started(PLAN.cells[0], "confirm", 2, host_slot())
+    assert stream.getvalue().endswith(" confirm on host/0\n")
+    progress.started(PLAN.cells[0], "confirm", 3, host_slot(), again=True)
+    assert stream.getvalue().endswith(" confirm on host/0, again (attempt 3)\n")
 
 
 def test_a_resumed_run_counts_what_was_finished_before():
