@@ -19,6 +19,7 @@ from orchestrator.scheduler.state import CellHistory
 __all__ = ["RunFacts", "by_hand", "read_run"]
 
 _MAX_CONFIG_FILES = 64
+_WORK = ("lease", "launch", "done", "final")  # kinds of journal entries, beside those that open and close a session
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,13 @@ def read_run(path: Path) -> RunFacts:
         environment=_environment(found.values()),
         notes=tuple(notes),
         started=next((entry.time for entry in entries if entry.kind == "run"), plan.created),
-        finished=entries[-1].time if entries else "",
+        finished=_last_work(entries),
     )
+
+
+def _last_work(entries: Sequence[journal.Entry]) -> str:
+    """When the run last did something: to look at it again, and find nothing to do, does not make it newer."""
+    return next((e.time for e in reversed(entries) if e.kind in _WORK), entries[-1].time if entries else "")
 
 
 def _counted(history: CellHistory) -> list[Attempt]:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from statistics import median
 
 from markupsafe import Markup
 
-from moegate.records import Effect, Launch, RunBundle
-from reports import svg
+from moegate.records import Effect, Launch, PlannedCell, RunBundle
+from moegate.stats import hodges_lehmann
 from reports.text import clip, count, duration, one_line, percent, tail, value
 from reports.view.changes import ConfigSet, ConfigTable, anchor_for, proofs
-from reports.view.joined import Joined, devices_of, gain_of, noise_of, predicted_of, primary_value, side_of, span_of
+from reports.view.figures import history_figure, latency_curves, launch_strip
+from reports.view.joined import (
+    Joined,
+    basis_of,
+    devices_of,
+    gain_of,
+    noise_of,
+    predicted_of,
+    primary_value,
+    side_of,
+    span_of,
+)
 
 __all__ = ["Budget", "Detail", "EffectLine", "badges_of", "build_detail"]
 
@@ -87,6 +98,7 @@ class Detail:
     facts: tuple[tuple[str, str], ...]
     sentence: str
     effects: tuple[EffectLine, ...]
+    basis: str
     strip: Markup
     strip_note: str
     launches: tuple[LaunchLine, ...]
@@ -120,12 +132,11 @@ def build_detail(bundle: RunBundle, joined: Joined, budget: Budget, configs: dic
         anchor=anchor_for(cell.id),
         joined=joined,
         badges=badges_of(joined),
-        arms=(one_line(cell.arms[0], 60), one_line(cell.arms[1], 60))
-        if len(cell.arms) > 1
-        else ("baseline", "candidate"),
+        arms=_arms(cell),
         facts=_facts(joined),
         sentence=_sentence(joined),
         effects=effect_lines(joined, budget.metrics),
+        basis=_basis(joined),
         strip=strip,
         strip_note=note,
         launches=lines,
@@ -143,9 +154,29 @@ def build_detail(bundle: RunBundle, joined: Joined, budget: Budget, configs: dic
         cases_hidden=max(0, len(cases) - budget.cases),
         command=clip(bundle.commands.get(cell.id, ""), _MOST_COMMAND),
         log=tail(joined.outcome.log_tail, budget.log * (4 if bad else 1)) if joined.outcome else "",
-        curves=latency_curves(joined, budget),
+        curves=latency_curves(joined, budget.curves, budget.steps),
         history=history_figure(bundle, joined) if budget.curves else Markup(""),
     )
+
+
+def _arms(cell: PlannedCell) -> tuple[str, str]:
+    """What the two sides of a cell are called. In an A/A cell one arm is both, as A and as B of its pairs."""
+    names = [one_line(name, 60) for name in cell.arms]
+    if len(names) < 2:
+        return "baseline", "candidate"
+    return (f"{names[0]} as A", f"{names[1]} as B") if names[0] == names[1] else (names[0], names[1])
+
+
+def _basis(joined: Joined) -> str:
+    """Which pairs the gain is of. Where the screening's are among them, what the fresh ones alone say as well."""
+    verdict = joined.verdict
+    basis = basis_of(joined, verdict.effect) if verdict is not None and verdict.effect is not None else ""
+    if verdict is None or not basis:
+        return ""
+    fresh = verdict.log_ratios_confirm
+    pooled = fresh and verdict.effect is not None and verdict.effect.pairs > len(fresh)
+    alone = f"; the fresh ones alone give {percent(math.expm1(hodges_lehmann(fresh)))}" if pooled else ""
+    return f"The gain is of {basis}{alone}."
 
 
 def _divergence(joined: Joined) -> str:
@@ -228,42 +259,6 @@ def _effect_line(joined: Joined, effect: Effect, gates: bool) -> EffectLine:
     )
 
 
-def launch_strip(joined: Joined) -> tuple[Markup, str]:
-    """Return the strip of a cell's launches and, in words, what it shows."""
-    launches = joined.launches
-    points = [
-        svg.StripPoint(
-            value=primary_value(launch),
-            candidate=side_of(joined, launch) == 1,
-            pair=None if launch.pair is None else (launch.stage or "", launch.pair),
-            stage=launch.stage or "",
-            void=launch.void_reason is not None,
-        )
-        for launch in launches
-    ]
-    if len(points) < 2:
-        return Markup(""), ""
-    order = _order(points)
-    void = sum(point.void for point in points)
-    note = f"{count(len(points), 'launch', 'launches')} in order: {clip(order, 190)}"
-    note += f"; {void} void, not paired" if void else ""
-    metric = next((s.metric for launch in launches if (s := launch.primary()) is not None), "primary metric")
-    return svg.strip(points, title=f"Launches of {joined.label} by {metric}", desc=note), note
-
-
-def _order(points: list[svg.StripPoint]) -> str:
-    """Spell the order of launches, pairs apart: `AB BA | AB BA`."""
-    words: list[str] = []
-    for index, point in enumerate(points):
-        before = points[index - 1] if index else None
-        if before is not None and before.stage != point.stage:
-            words.append(" | ")
-        elif before is not None and before.pair != point.pair:
-            words.append(" ")
-        words.append("B" if point.candidate else "A")
-    return "".join(words)
-
-
 def _launch_line(joined: Joined, launch: Launch) -> LaunchLine:
     samples = launch.primary()
     return LaunchLine(
@@ -344,53 +339,3 @@ def _cases(joined: Joined) -> list[tuple[str, str, str]]:
         for measurement in joined.measurements
         for case in measurement.cases
     ]
-
-
-def latency_curves(joined: Joined, budget: Budget) -> tuple[tuple[str, Markup], ...]:
-    """Return the distributions of metrics of which each arm has at least 20 values.
-
-    On a crowded page only cells that a person will look at carry them.
-    """
-    if not budget.curves or (budget.curves == 1 and joined.look.rank > 4):
-        return ()
-    pools: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
-    for launch in joined.launches:
-        if launch.void_reason is None:
-            for samples in launch.samples:
-                if len(samples.values) > 1 and not samples.primary:
-                    arms = pools.setdefault((samples.metric, samples.unit), ([], []))
-                    arms[side_of(joined, launch)].extend(samples.values)
-            for metric, values in _series(launch):
-                pools.setdefault((metric, "ms"), ([], []))[side_of(joined, launch)].extend(values)
-    curves = []
-    for (metric, unit), (base, cand) in pools.items():
-        if min(len(base), len(cand)) >= 20:
-            desc = f"medians {value(median(base), unit)} and {value(median(cand), unit)}"
-            title = f"{metric}: share of {len(base)} and {len(cand)} values at or below"
-            curves.append(
-                (one_line(title, 120), svg.ecdf(base, cand, unit=unit, title=title, desc=desc, steps=budget.steps))
-            )
-    return tuple(curves[: budget.curves])
-
-
-def _series(launch: Launch) -> list[tuple[str, list[float]]]:
-    """Return the per-request series that a load client left in a launch, in milliseconds."""
-    raw = launch.detail.get("series")
-    if not isinstance(raw, dict):
-        return []
-    rows = [(str(name), values) for name, values in raw.items() if isinstance(values, list)]
-    return [(name, [float(v) for v in values if isinstance(v, int | float)]) for name, values in rows]
-
-
-def history_figure(bundle: RunBundle, joined: Joined) -> Markup:
-    """Return the trend of a cell over earlier runs, with this run last; empty where there is none."""
-    earlier = bundle.history.get(joined.cell.id, ())[-40:]
-    verdict = joined.verdict
-    if not earlier or verdict is None or verdict.effect is None:
-        return Markup("")
-    marks = [svg.TrendMark(point.time[:10], point.gain, point.low, point.high) for point in earlier]
-    effect = verdict.effect
-    marks.append(svg.TrendMark("this run", effect.gain, effect.gain_low, effect.gain_high))
-    desc = f"{count(len(earlier), 'earlier run')}, the last gained {percent(earlier[-1].gain)}"
-    title = f"Gain of {joined.label} by run"
-    return svg.trend(marks, bundle.plan.gate.tolerance, title=title, desc=desc)

@@ -16,11 +16,12 @@ from moegate.records import (
     QuarantineRule,
     RunBundle,
 )
-from reports.text import one_line, percent, points
+from reports.text import count, one_line, percent, points
 from reports.words import LOOKS, Look, Outcome, outcome_of
 
 __all__ = [
     "Joined",
+    "basis_of",
     "cell_of",
     "devices_of",
     "gain_of",
@@ -160,6 +161,19 @@ def span_of(joined: Joined, effect: Effect) -> str:
     """Write the interval of an effect's gain, as `gain_of` writes the gain."""
     write = points if joined.cell.kind == "accuracy" else percent
     return f"{write(effect.gain_low)} to {write(effect.gain_high)}"
+
+
+def basis_of(joined: Joined, effect: Effect) -> str:
+    """Say which pairs an effect's gain is of; empty where that is not known."""
+    verdict = joined.verdict
+    if verdict is None or joined.cell.kind == "accuracy":
+        return ""
+    screen, fresh = len(verdict.log_ratios_screen), len(verdict.log_ratios_confirm)
+    if fresh and effect.pairs == fresh:
+        return f"{count(fresh, 'fresh pair')} alone"
+    if fresh and effect.pairs == screen + fresh:
+        return f"all {effect.pairs} pairs, {screen} of the screening and {fresh} fresh"
+    return count(effect.pairs, "pair")
 
 
 def noise_of(joined: Joined) -> str:

@@ -17,7 +17,7 @@ from reports.text import count, one_line, percent
 from reports.view.changes import ArmRow, ConfigSet, DispatchRow, anchor_for, arm_rows, config_sets, dispatch_rows
 from reports.view.detail import Budget, Detail, badges_of, build_detail
 from reports.view.heat import HeatPanel, heat_panels
-from reports.view.joined import Joined, devices_of, gain_of, join, span_of
+from reports.view.joined import Joined, basis_of, devices_of, gain_of, join, span_of
 from reports.view.square import Square, squares
 from reports.words import LOOKS, GateLook, Look, Outcome, gate_look, gate_sentence
 
@@ -267,7 +267,7 @@ def _row(joined: Joined, linked: bool) -> Row:
         pairs=effect.pairs if effect else None,
         detectable=percent(verdict.detectable, sign=False) if verdict and verdict.detectable is not None else "",
         detectable_key=verdict.detectable if verdict else None,
-        metric=one_line(effect.metric, 60) if effect else "",
+        metric=", ".join(filter(None, (one_line(effect.metric, 60), basis_of(joined, effect)))) if effect else "",
     )
 
 

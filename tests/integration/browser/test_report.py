@@ -171,6 +171,21 @@ def test_narrow_screens_do_not_scroll_sideways(shown: Browser) -> None:
     assert shown.js("return document.querySelector('.detail:target').getBoundingClientRect().width") == 390
 
 
+def test_the_heads_of_the_arms_do_not_collide(browser: Browser, page: Page, runs: ModuleType) -> None:
+    """Measured by what is written, which an element's own box may be narrower than."""
+    browser.open(page(runs.make_green()))
+    written = (
+        "return [...document.querySelectorAll('.arms thead th')].map(th => {"
+        "const r = document.createRange(); r.selectNodeContents(th); const b = r.getBoundingClientRect();"
+        "return [b.left, b.right, th.getBoundingClientRect().right]})"
+    )
+    for width in (320, 390, 1280):
+        browser.view(width, 900)
+        _, (_, end, own), (start, _, _) = browser.js(written)
+        assert end <= own + 0.5, width
+        assert end < start, width
+
+
 def test_hostile_text_stays_inert(browser: Browser, page: Page, runs: ModuleType) -> None:
     browser.view(1280, 900)
     text = "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=2'>\x1b[31m\u202e{{7*7}}\ud800"

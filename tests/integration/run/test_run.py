@@ -85,9 +85,11 @@ def test_a_command_of_the_report_can_be_pasted_and_writes_where_it_is_typed(run,
 
 def test_a_second_resume_executes_nothing(run):
     run()
-    before = (run.path / "journal").read_bytes()
+    before, finished = (run.path / "journal").read_bytes(), read_run(run.path).finished
     session = run(resume=True)
     assert session.executed == 0
+    assert read_run(run.path).finished == finished, "the report tells the time of the last work"
+    assert finished == next(e.time for e in reversed(journal.read(run.path / "journal")) if e.kind == "final")
     assert (run.path / "journal").read_bytes().startswith(before)
     assert launches(run.path).total() == sum(line.count(b'"kind":"launch"') for line in before.splitlines())
 

@@ -176,6 +176,35 @@ def test_drill_down_carries_launches_order_command_log_and_cases(green: RunBundl
     assert re.search(r"[a-z0-9)%]\. About 14 more pairs would settle it", failing)
 
 
+def test_both_sides_of_an_aa_cell_are_told_apart(green: RunBundle) -> None:
+    """Both arms have one name there, which would say nothing of which dot is which."""
+    text = html.render(green)
+    cell = next(cell for cell in green.plan.cells if cell.aa)
+    detail = text[text.index(f'id="c-{cell.id}"') :].split("</article>")[0]
+    assert '<i class="key base"></i>untuned as A</span> <span><i class="key cand"></i>untuned as B</span>' in detail
+    assert Document(detail.partition(">")[2]).words.count("untuned as") >= 4  # in the table's head as well
+
+
+def test_what_pairs_a_gain_is_of_is_said_where_it_stands(green: RunBundle) -> None:
+    """A confirmation that gave up leaves a gain that pools the screening: more than the fresh pairs showed."""
+    one = next(v for v in green.comparison.cells if v.kind == "serve" and v.verdict == "improved")
+    assert one.effect is not None
+    assert "The gain is of 8 fresh pairs alone." in html.render(green)
+    gave_up = dataclasses.replace(
+        one,
+        verdict="inconclusive",
+        reason="confirmation gave up early: the change is not worth the margin",
+        effect=dataclasses.replace(one.effect, pairs=5),
+        log_ratios_screen=(0.05, 0.05, 0.05),
+        log_ratios_confirm=(0.002, 0.002),
+    )
+    cells = tuple(gave_up if v is one else v for v in green.comparison.cells)
+    text = html.render(dataclasses.replace(green, comparison=dataclasses.replace(green.comparison, cells=cells)))
+    said = "all 5 pairs, 3 of the screening and 2 fresh"
+    assert f"The gain is of {said}; the fresh ones alone give +0.2 %." in text
+    assert f'title="{one.effect.metric}, {said}"' in text
+
+
 def test_the_code_of_each_arm_is_named_with_the_kernels_that_really_ran(green: RunBundle) -> None:
     sha = "0123456789abcdef0123456789abcdef01234567"
     arms = tuple(dataclasses.replace(a, source=sha if a.name == "tuned" else None) for a in green.plan.arms)
