@@ -27,8 +27,8 @@ from tuner.emit import Origin, emit_all, ensure_places
 from tuner.finals import Final, Finals
 from tuner.journaled import PURPOSE, Journaled, error_counts, most_frequent
 from tuner.live import Live, LiveOptions, Strike, pool_size
+from tuner.prior import beyond
 from tuner.prior import load as load_prior
-from tuner.prior import single_rows, streams
 from tuner.problem import Problem, Projection
 from tuner.progress import Progress, Watched
 from tuner.spaces import Space, space_for
@@ -272,11 +272,10 @@ class _Setting:
         live.environment = self.digest
         p = options.problem
         ours = options.engine == "moegate" and p.op == "fused_experts" and self.vendor == "nvidia"  # measured there
-        self.single_rows = single_rows(p.file_dtype, p.block_shape) if ours else ()
-        self.streams = streams(p.file_dtype, p.block_shape) if ours else ()
+        self.own = beyond(p.file_dtype, p.block_shape) if ours else ()
         blocks = self.space.axis("BLOCK_SIZE_M")
         if live.pool is not None:
-            sizes = {*(blocks.values if blocks is not None else ()), *(c.block_m for c in self.single_rows)}
+            sizes = {*(blocks.values if blocks is not None else ()), *(c.block_m for own in self.own for c in own.configs)}
             live.pool.helpers((0, *sorted(map(int, sizes))))
 
     def words(self) -> str:
@@ -317,7 +316,7 @@ class _Setting:
         return Task(
             self.options.problem, self.options.batch_sizes, self.space, self.effort, self.default, prior,
             self.options.seed, report, late, self.options.seeds, descriptors_first=self.descriptors_first,
-            single_rows=self.single_rows, streams=self.streams,
+            own=self.own,
         )  # fmt: skip
 
     def origin(self, findings: Findings) -> Origin:

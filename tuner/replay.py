@@ -15,7 +15,7 @@ import time
 import zlib
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from tuner.config import Config
 from tuner.defaults import VENDORS, default_for
 from tuner.effort import EFFORTS, Effort
 from tuner.journaled import PURPOSE, outcome_of
-from tuner.prior import Prior, streams
+from tuner.prior import Beyond, Prior, beyond
 from tuner.problem import Problem, Projection
 from tuner.spaces import Axis, Space
 from tuner.strategies.base import ERRORS, Arena, ErrorClass, Findings, Outcome, Request, Strategy, Task, Unit
@@ -62,10 +62,10 @@ class Recorded:
     def space(self) -> Space:
         """The space that the records span, with GROUP_SIZE_M refined and USE_TMA a variant where they were swept.
 
-        Without what lies beyond the space: blocks of one row (`Task.single_rows`) and `Task.streams`.
+        Without what lies beyond the space (`own`).
         """
-        beyond = {*self.single_rows(), *self.streams()}
-        units = [unit for unit in (*self.times, *self.errors) if unit.config not in beyond]
+        outside = {config for entry in self.own() for config in entry.configs}
+        units = [unit for unit in (*self.times, *self.errors) if unit.config not in outside]
         seen: dict[str, set[Any]] = defaultdict(set)
         for unit in units:
             for name, value in unit.config.items:
@@ -77,14 +77,11 @@ class Recorded:
             axes.append(Axis("USE_TMA", (False, True), "variant"))
         return Space(self.problem.op, self.vendor, tuple(axes), ("group-divides",), "recorded")
 
-    def single_rows(self) -> tuple[Config, ...]:
-        """The recorded configs with BLOCK_SIZE_M 1."""
-        return tuple(sorted({unit.config for unit in (*self.times, *self.errors) if unit.config.block_m == 1}))
-
-    def streams(self) -> tuple[Config, ...]:
-        """The recorded configs of our kernel that streams weights."""
+    def own(self) -> tuple[Beyond, ...]:
+        """What was recorded of our own kernels beyond the space."""
         recorded = {unit.config for unit in (*self.times, *self.errors)}
-        return tuple(c for c in streams(self.problem.file_dtype, self.problem.block_shape) if c in recorded)
+        known = beyond(self.problem.file_dtype, self.problem.block_shape)
+        return tuple(replace(entry, configs=entry.among(recorded)) for entry in known)
 
     def best(self, size: int) -> float:
         """The best summed time of one batch size."""
@@ -183,8 +180,7 @@ def task_of(recorded: Recorded, effort: Effort, prior: Prior | None, seed: int =
         seed,
         only=recorded.projections,
         descriptors_first=bool(recorded.meta.get("descriptors_first", False)),
-        single_rows=recorded.single_rows(),
-        streams=recorded.streams(),
+        own=recorded.own(),
     )
 
 

@@ -3,16 +3,15 @@
 `portfolio.json` is a table of counts distilled from published config files (see `tuner.prior.distill`); it holds no
 file of anybody's. An architecture can be left out, so that what the prior is worth on a new device can be measured.
 `own.json` names tiles that a kernel of ours is written for, which no such file could choose. They come first, whatever
-is left out: that such a kernel exists is known on a new device too. Those with BLOCK_SIZE_M 1 (`single_rows`) and
-those of the kernel that streams weights (`streams`) suit no other engine's kernel; they are no part of the space that
-all engines share.
+is left out: that such a kernel exists is known on a new device too. Those that suit no other engine's kernel (`beyond`)
+are no part of the space that all engines share: each entry names a kernel, and up to how many tokens its tiles are tried.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -21,15 +20,15 @@ from typing import Any, TypeVar
 from moegate import canonical
 from moegate.configs import BATCH_SIZES
 from moegate.errors import RecordError, UsageError
-from tuner.config import Config
+from tuner.config import Config, Scalar
 
-__all__ = ["Prior", "dtype_class", "grid_distance", "load", "single_rows", "streams"]
+__all__ = ["Beyond", "Prior", "beyond", "dtype_class", "grid_distance", "load"]
 
 _Made = TypeVar("_Made")
 _FILE = Path(__file__).with_name("portfolio.json")
 _OWN = Path(__file__).with_name("own.json")
 _REACH = 2
-_SCHEMA = 1
+_SCHEMA, _OWN_SCHEMA = 1, 2
 # Classes whose winners resemble each other enough to fill up a list that is too short.
 _KIN = {"16bit": ("fp8",), "fp8": ("fp8_block", "16bit"), "fp8_block": ("fp8", "16bit"), "int8": ("fp8",)}
 
@@ -110,36 +109,56 @@ class Prior:
 @cache
 def load(path: Path = _FILE, own: Path = _OWN) -> Prior:
     """Read both tables. Raises RecordError where one is damaged or of another schema."""
-    ours = _read(own, _tiles_by_size)
+    ours = _read(own, _tiles_by_size, _OWN_SCHEMA)
     return _read(path, lambda data: Prior(
         tuple(data["fields"]), tuple(tuple(tile) for tile in data["tiles"]), _counts(data["counts"]), data["source"],
         own=ours,
     ))  # fmt: skip
 
 
-@cache
-def single_rows(dtype: str | None, block_shape: tuple[int, int] | None, path: Path = _OWN) -> tuple[Config, ...]:
-    """Tiles of our kernels for BLOCK_SIZE_M 1, for one dtype class. RecordError where the table is damaged."""
-    return _beyond("single_rows", dtype, block_shape, path)
+@dataclass(frozen=True)
+class Beyond:
+    """Tiles of one kernel of ours beyond the space, which every projection tries up to so many tokens (`up_to`).
+
+    `alone`: values that select this kernel by themselves, whatever else a config holds.
+    """
+
+    kernel: str
+    up_to: int
+    configs: tuple[Config, ...]
+    alone: Mapping[str, Scalar] = field(default_factory=dict)
+
+    def among(self, recorded: Collection[Config]) -> tuple[Config, ...]:
+        """Those of `recorded` that are this kernel's: with `alone` all that hold it, listed here or not."""
+        if self.alone:
+            return tuple(sorted(c for c in recorded if all(c.get(name) == value for name, value in self.alone.items())))
+        return tuple(config for config in self.configs if config in recorded)
 
 
 @cache
-def streams(dtype: str | None, block_shape: tuple[int, int] | None, path: Path = _OWN) -> tuple[Config, ...]:
-    """Tiles of our kernel that streams weights, for one dtype class. RecordError where the table is damaged."""
-    return tuple(config.with_(USE_TMA=True) for config in _beyond("streams", dtype, block_shape, path))
+def beyond(dtype: str | None, block_shape: tuple[int, int] | None, path: Path = _OWN) -> tuple[Beyond, ...]:
+    """What one dtype class tries beyond the space, in the order of the table. RecordError where it is damaged.
+
+    Args:
+        dtype: the dtype field of the config file's name.
+        block_shape: (n, k) of block-quantised weights.
+        path: the table.
+    """
+    kind = dtype_class(dtype, block_shape)
+    return _read(path, lambda data: tuple(
+        Beyond(
+            entry["kernel"], int(entry["up_to"]),
+            tuple(tile.with_(**entry["values"]) for tile in _tiles(data["fields"], entry["tiles"].get(kind, []))),
+            entry.get("alone", {}),
+        )
+        for entry in data["beyond"]
+    ), _OWN_SCHEMA)  # fmt: skip
 
 
-def _beyond(name: str, dtype: str | None, block_shape: tuple[int, int] | None, path: Path) -> tuple[Config, ...]:
-    found = _read(path, lambda data: {
-        kind: _tiles(data["fields"], tiles) for kind, tiles in data.get(name, {}).items()
-    })  # fmt: skip
-    return tuple(config.with_(GROUP_SIZE_M=1) for config in found.get(dtype_class(dtype, block_shape), ()))
-
-
-def _read(path: Path, make: Callable[[dict[str, Any]], _Made]) -> _Made:
+def _read(path: Path, make: Callable[[dict[str, Any]], _Made], schema: int = _SCHEMA) -> _Made:
     data = canonical.load_json(path)
-    if not isinstance(data, dict) or data.get("schema") != _SCHEMA:
-        raise RecordError(f"is no prior of schema {_SCHEMA}", file=path)
+    if not isinstance(data, dict) or data.get("schema") != schema:
+        raise RecordError(f"is no prior of schema {schema}", file=path)
     try:
         return make(data)
     except (AttributeError, KeyError, TypeError, ValueError) as error:

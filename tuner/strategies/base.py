@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 from tuner.config import Config
 from tuner.effort import Effort
-from tuner.prior import Prior
+from tuner.prior import Beyond, Prior
 from tuner.problem import Problem, Projection
 from tuner.spaces import Space
 
@@ -142,9 +142,8 @@ class Task:
     """A tuning to do. `default` gives the config used where no file answers, by batch size.
 
     `descriptors_first`: this kernel is usually better off with descriptor loads on this device, so candidates start
-    with them and the best are tried without, instead of the other way round. `single_rows`: configs beyond the space,
-    with BLOCK_SIZE_M 1, that every projection tries at a few tokens. `streams`: likewise of the kernel that streams
-    weights, at more tokens.
+    with them and the best are tried without, instead of the other way round. `own`: what our own kernels have
+    beyond the space, for every projection.
     """
 
     problem: Problem
@@ -159,12 +158,15 @@ class Task:
     seeds: tuple[Config, ...] = field(default=())
     only: tuple[Projection, ...] = ()
     descriptors_first: bool = False
-    single_rows: tuple[Config, ...] = ()
-    streams: tuple[Config, ...] = ()
+    own: tuple[Beyond, ...] = ()
 
     def beyond(self, config: Config) -> bool:
         """Whether a config is one of our kernels' beyond the space, with no neighbours in it."""
-        return config in self.single_rows or config in self.streams
+        return any(config in entry.configs for entry in self.own)
+
+    def beyond_at(self, batch_size: int) -> list[Config]:
+        """The configs beyond the space that are tried at a batch size."""
+        return [config for entry in self.own if batch_size <= entry.up_to for config in entry.configs]
 
     @property
     def projections(self) -> tuple[Projection, ...]:

@@ -32,7 +32,6 @@ _STEPS = 4
 _SPREAD, _AGAIN = 20, 4
 _NEARLY = 1.05
 _SHORT_US = 50.0
-_FEW_TOKENS, _STREAMED_TOKENS = 4, 256
 FOUND, VARIED, SETTLED = 1, 2, 3
 _STAGES = {FOUND: "found", VARIED: "varied", SETTLED: "settled"}
 
@@ -195,12 +194,8 @@ class Race:
         return {projection: list(configs) for projection in others}
 
     def _beyond(self) -> Wanted:
-        """Blocks of one row and streamed weights, for every projection: they gain most together, and at few tokens."""
-        configs = [
-            *(self.task.single_rows if self.size <= _FEW_TOKENS else ()),
-            *(self.task.streams if self.size <= _STREAMED_TOKENS else ()),
-        ]
-        return {projection: list(configs) for projection in self.arena.projections}
+        """What lies beyond the space, for every projection: such kernels gain most together."""
+        return {projection: self.task.beyond_at(self.size) for projection in self.arena.projections}
 
     def _descriptors(self) -> Wanted:
         if not self.space.has_tma or not self.effort.tma:
