@@ -25,6 +25,7 @@ def as_json(result: CheckResult) -> dict[str, Any]:
         "coverage": list(result.coverage),
         "accepted": list(result.accepted),
         "unchecked": result.detail.get("unchecked", {}),
+        "compiled": result.detail.get("compiled"),
     }
 
 
@@ -51,6 +52,8 @@ def as_text(result: CheckResult, *, colour: bool = False, limit: int = 0) -> str
             lines.append(f"  {dim}fix: {items[0].fix}{off}")
         lines.append("")
     lines += list(_coverage(result.coverage)) + list(_accepted(result.accepted))
+    if compiled := result.detail.get("compiled"):
+        lines.append(compiled["words"])
     lines.append(verdict(result))
     return "\n".join(lines) + "\n"
 

@@ -26,7 +26,7 @@ from orchestrator.check.models import model_drift, read_models, table_drift
 from orchestrator.check.ops import check_op
 from orchestrator.check.optable import OPS
 from orchestrator.check.rules import RULES, finding, texts
-from orchestrator.check.targets import target_findings
+from orchestrator.check.targets import Compiled, target_findings
 from orchestrator.check.trees import ConfigFolder, entries, find_folders, moe_folder, op_files
 from orchestrator.check.upgrade import upgrade_findings
 from orchestrator.check.whole import directory_finding, duplicate_findings, pair_findings, provenance_findings
@@ -64,6 +64,7 @@ class _State:
     engine: EngineLookup
     start: Path
     findings: list[Finding]
+    compiled: Compiled
     files: int = 0
     others: Counter[str] = field(default_factory=Counter)
 
@@ -78,7 +79,7 @@ def run_check(options: Options) -> CheckResult:
     Raises:
         UsageError: an option, not a checked file, is wrong (exit 2).
     """
-    state = _State(options, engine_of(options.engine), options.start.resolve(), [])
+    state = _State(options, engine_of(options.engine), options.start.resolve(), [], Compiled(options.targets))
     if options.triton is not None:
         parse_version(options.triton)
     roots = options.configs or (config_root(),)
@@ -106,7 +107,7 @@ def run_check(options: Options) -> CheckResult:
         texts(findings),
         tuple(_cell_json(cell) for cell in cells),
         accepted,
-        {**_detail(options), "unchecked": dict(sorted(state.others.items()))},
+        {**_detail(options), "unchecked": dict(sorted(state.others.items())), "compiled": _compiled(state)},
     )
 
 
@@ -117,6 +118,12 @@ def _order(item: Finding) -> tuple[int, int, str, int]:
 
 def _detail(options: Options) -> dict[str, Any]:
     return {"engine": options.engine, "triton": options.triton, "base": options.base}
+
+
+def _compiled(state: _State) -> dict[str, Any] | None:
+    """What was compiled, and that in words; None where nobody asked."""
+    done = state.compiled
+    return {**asdict(done), "words": done.sentence()} if done.targets else None
 
 
 def _lock_file(options: Options) -> Path | None:
@@ -152,7 +159,7 @@ def _check_root(root: Path, models: list[Model], state: _State, base: Base | Non
         changed = [fact for fact in facts if _differs(fact.entry.path, root, before)]
     state.findings += found
     if state.options.targets:
-        state.findings += target_findings(changed, state.options.targets, state.shown)
+        state.findings += target_findings(changed, state.compiled, state.shown)
     return _coverage(root, facts, gains, models, state, before)
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -32,27 +34,54 @@ _USAGE = 2
 Row = dict[str, Any]
 
 
-def target_findings(
-    facts: Iterable[FileFacts], targets: tuple[str, ...], shown: Callable[[Path], str]
-) -> Iterator[Finding]:
-    """Compile the configs of every file whose device has one of `targets`, and judge what came out.
+@dataclass
+class Compiled:
+    """What the compile gate did: `kernels` of `files` for `targets`, of which `known` files were compiled before.
+
+    seconds: what compiling the others took.
+    """
+
+    targets: tuple[str, ...]
+    files: int = 0
+    kernels: int = 0
+    known: int = 0
+    seconds: float = 0.0
+
+    def sentence(self) -> str:
+        """It in one line."""
+        where = ", ".join(self.targets)
+        if not self.files:
+            return f"nothing compiled: no file to check is of a device of {where}"
+        before = f", {self.known} of the files known from before" if self.known else ""
+        files = f"{self.files} file{'' if self.files == 1 else 's'}"
+        return f"compiled {self.kernels} kernels of {files} for {where} in {self.seconds:.1f} s{before}"
+
+
+def target_findings(facts: Iterable[FileFacts], done: Compiled, shown: Callable[[Path], str]) -> Iterator[Finding]:
+    """Compile the configs of every file whose device has one of `done.targets`, and judge what came out.
+
+    What was done is added to `done`.
 
     Raises:
         UsageError: a target that no device has, or an environment without `tuner compile`.
         InfraError: the child died.
     """
-    wanted = {_target(text) for text in targets}
+    wanted = {_target(text) for text in done.targets}
     files = [file for file in facts if _device_target(file) in wanted and file.block_m]
     if not files:
         return
     triton = _triton()
     known = {file.shown: _recall(_key(file, triton)) for file in files}
     fresh = [file for file in files if known[file.shown] is None]
+    began = time.monotonic()
     for file, rows in zip(fresh, _compile(fresh, sorted(wanted)) if fresh else (), strict=True):
         known[file.shown] = rows
         write_atomic(_key(file, triton), json.dumps(rows))
+    done.seconds += time.monotonic() - began if fresh else 0.0
+    done.files, done.known = done.files + len(files), done.known + len(files) - len(fresh)
     for file in files:
         for row in known[file.shown] or []:
+            done.kernels += row.get("status") != "skipped"
             yield from _judge(row, file, shown(file.entry.path))
 
 
@@ -89,7 +118,7 @@ def _recall(path: Path) -> list[Row] | None:
         rows = canonical.load_json(path)
     except UsageError:
         return None
-    return rows if isinstance(rows, list) else None
+    return rows if isinstance(rows, list) and all(isinstance(row, dict) for row in rows) else None
 
 
 def _compile(files: list[FileFacts], targets: list[str]) -> list[list[Row]]:

@@ -6,6 +6,7 @@ Most rows are given here, in the form that `tuner compile` writes; one test asks
 from __future__ import annotations
 
 import json
+import re
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from moegate.configs import ConfigKey
 from moegate.errors import UsageError
 from moegate.records.findings import CheckResult
 from orchestrator.check import targets
+from orchestrator.check.output import as_json, as_text
 from orchestrator.check.run import Options, run_check
 
 KEY = ConfigKey(64, 896, "NVIDIA_H200")
@@ -85,6 +87,23 @@ def test_good_facts_say_nothing_and_are_remembered(gate: Any, repo: Any) -> None
     repo.edit(repo.file(KEY), '"BLOCK_SIZE_N": 64', '"BLOCK_SIZE_N": 128')
     gate(compiler)
     assert [len(names) for names in compiler.asked] == [3, 1]
+
+
+def test_what_was_compiled_is_said_in_a_line(gate: Any) -> None:
+    compiler = Compiler()
+    first, again = gate(compiler), gate(compiler)
+    done = as_json(first)["compiled"]
+    assert (done["kernels"], done["files"], done["known"], list(done["targets"])) == (3, 3, 0, ["sm_90"])
+    assert re.search(r"^compiled 3 kernels of 3 files for sm_90 in \d+\.\d s$", as_text(first), re.M)
+    assert "compiled 3 kernels of 3 files for sm_90 in 0.0 s, 3 of the files known from before\n" in as_text(again)
+    assert "nothing compiled: no file to check is of a device of gfx942\n" in as_text(gate(compiler, "gfx942"))
+    assert as_json(gate(Compiler(status="skipped"), "sm_100"))["compiled"]["kernels"] == 0
+
+
+def test_nothing_is_said_of_compiling_where_nobody_asked(repo: Any) -> None:
+    result = run_check(Options(configs=(repo.configs,), start=repo.root))
+    assert as_json(result)["compiled"] is None
+    assert "compiled" not in as_text(result)
 
 
 def test_against_a_base_only_changed_files_are_compiled(gate: Any, repo: Any) -> None:
