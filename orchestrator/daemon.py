@@ -9,11 +9,15 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from moegate.errors import PoolError
 
 __all__ = ["LABEL", "DaemonFacts", "answers", "connect", "facts", "is_gone", "is_missing", "reason"]
+
+_USUAL = ("/var/run/docker.sock", "/run/docker.sock")
+_JOIN = "as root: usermod -aG docker USER, and log in again; or use isolation: process"
 
 LABEL = "moegate"
 """Prefix of our labels. Whatever carries `moegate.run` is ours to end; nothing else is."""
@@ -63,9 +67,12 @@ def connect(timeout_s: float | None = 60.0) -> Any:
     from docker.transport import unixconn
 
     unixconn.UnixHTTPConnection.connect = _connect_or_close
-    fix = "start one, or use isolation: process"
     _, address = _place()
-    if not _listens(address):
+    fix = _start(address)
+    refused = _refusal(address)
+    if isinstance(refused, PermissionError):
+        raise PoolError(f"this user may not talk to the Docker daemon at {address} (fix: {_JOIN})")
+    if refused is not None:
         raise PoolError(f"no Docker daemon listens at {address} (fix: {fix})")
     client = None
     try:
@@ -96,19 +103,29 @@ def answers() -> bool:
         _, address = _place()
     except PoolError:
         return False
-    return _listens(address)
+    return _refusal(address) is None
 
 
-def _listens(address: str) -> bool:
+def _start(address: str) -> str:
+    """What helps where no daemon answers: in a checkout of ours its own script, which starts one at the usual place."""
+    script = Path(__file__).resolve().parent.parent / "scripts" / "docker-daemon.sh"
+    if address.removeprefix("unix://") not in _USUAL or not script.is_file():
+        return "start one, or use isolation: process"
+    here = Path.cwd()
+    return f"as root: {script.relative_to(here) if script.is_relative_to(here) else script}, or isolation: process"
+
+
+def _refusal(address: str) -> Exception | None:
+    """Why nothing can be said to what should listen there; None where it can, or is not on a Unix socket."""
     if not address.startswith("unix://"):
-        return True
+        return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.settimeout(10.0)
             probe.connect(address.removeprefix("unix://"))
-        except (OSError, ValueError):  # ValueError: a NUL in the name
-            return False
-    return True
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            return error
+    return None
 
 
 def _place() -> tuple[str, str]:

@@ -176,3 +176,32 @@ def test_a_context_that_is_gone_or_damaged_is_said(contexts: Any, text: str | No
     with pytest.raises(PoolError, match=words):
         daemon.connect(timeout_s=5.0)
     assert daemon.answers() == ("answers" in words), "a look without a message does not fail"
+
+
+def test_what_helps_is_named_where_no_daemon_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script starts a daemon at the usual place: of another one it would not help."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'no.sock'}")
+    with pytest.raises(PoolError, match=r"\(fix: start one, or use isolation: process\)"):
+        daemon.connect()
+    monkeypatch.setattr(daemon, "_USUAL", (str(tmp_path / "no.sock"),))
+    root = Path(daemon.__file__).parent.parent
+    monkeypatch.chdir(root)
+    with pytest.raises(PoolError, match=r"\(fix: as root: scripts/docker-daemon.sh, or isolation: process\)"):
+        daemon.connect()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PoolError, match=rf"fix: as root: {root}/scripts/docker-daemon.sh"):
+        daemon.connect()
+    assert (root / "scripts" / "docker-daemon.sh").is_file()
+    monkeypatch.setattr(daemon, "__file__", str(tmp_path / "site" / "orchestrator" / "daemon.py"))
+    with pytest.raises(PoolError, match=r"\(fix: start one, or use isolation: process\)"):
+        daemon.connect()
+
+
+def test_a_daemon_that_this_user_may_not_talk_to_is_not_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///var/run/docker.sock")
+    monkeypatch.setattr(daemon, "_refusal", lambda address: PermissionError(13, "Permission denied"))
+    with pytest.raises(
+        PoolError, match=r"this user may not talk to the Docker daemon at .* \(fix: .*-aG"
+    ):
+        daemon.connect()
+    assert not daemon.answers()
