@@ -200,8 +200,6 @@ def test_what_helps_is_named_where_no_daemon_answers(tmp_path: Path, monkeypatch
 def test_a_daemon_that_this_user_may_not_talk_to_is_not_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///var/run/docker.sock")
     monkeypatch.setattr(daemon, "_refusal", lambda address: PermissionError(13, "Permission denied"))
-    with pytest.raises(
-        PoolError, match=r"this user may not talk to the Docker daemon at .* \(fix: .*-aG"
-    ):
+    with pytest.raises(PoolError, match=r"this user may not talk to the Docker daemon at .* \(fix: .*-aG"):
         daemon.connect()
     assert not daemon.answers()
