@@ -54,6 +54,10 @@ def _arms(d: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _http(us: float | None) -> str:
+    return f"{us:.1f}" if us is not None and us > 0 else "-"
+
+
 def _square(d: dict[str, Any]) -> str:
     load = d["load"]
     lines = [f"## Untuned and tuned configs, `auto` and `triton`\n\n{where(d)}\n"]
@@ -72,8 +76,11 @@ def _square(d: dict[str, Any]) -> str:
         bounds = f"{100 * m['low']:+.1f} to {100 * m['high']:+.1f} % ({100 * m['level']:.0f} %)"
         lines.append(
             f"| {c['backend']} | {c['concurrency']} | {m['untuned']:.3f} | {m['tuned']:.3f} | {100 * m['gain']:+.1f} % "
-            f"| {bounds} | {foretold} | {c['http_per_token_us']} |"
+            f"| {bounds} | {foretold} | {_http(c['http_per_token_us'])} |"
         )
+    if any(_http(c["http_per_token_us"]) == "-" for c in d["cells"]):
+        lines += ["\nHTTP us/token is the last token's way to the client less the first's, over the tokens after it; "
+                  "`-`: the first token's was as long, so that it tells nothing.\n"]  # fmt: skip
     lines += ["\nInteraction (gain under `triton` less gain under `auto`, in log ratio): "
               + "; ".join(f"{i['concurrency']} client{'s' * (i['concurrency'] > 1)} {i['difference']:+.4f} "
                           f"[{i['low']:+.4f}, {i['high']:+.4f}] at "

@@ -21,7 +21,7 @@ from moegate.records import Launch, Measurement
 from moegate.turns import END, READY, Marks, done, go
 from serving import apikey
 from serving.account import Account
-from serving.load.client import Target
+from serving.load.client import Event, Target
 from serving.load.drive import Run, drive
 from serving.load.metrics import METRICS, percentile, pooled, samples, series, summary
 from serving.load.workload import Workload
@@ -230,14 +230,29 @@ def client_numbers(run: Run) -> dict[str, float]:
     }
     if late:
         out |= {"lateness_p99_ms": percentile(late, 99) * 1e3, "lateness_max_ms": max(late) * 1e3}
-    told = [(event, event.server) for event in run.events if event.ok and event.server]
-    if told:
-        both = [(event.tpot, (server["latency_s"] - server["ttft_s"]) / (event.tokens - 1))
-                for event, server in told if event.tpot is not None]  # fmt: skip
-        out["http_ttft_ms"] = statistics.median(event.ttft - server["ttft_s"] for event, server in told) * 1e3
-        if both:
-            out["server_median_tpot_ms"] = statistics.median(theirs for _, theirs in both) * 1e3
-            out["http_per_token_us"] = statistics.median(ours - theirs for ours, theirs in both) * 1e6
+    return out | http_numbers([(event, event.server) for event in run.events if event.ok and event.server])
+
+
+def http_numbers(told: Sequence[tuple[Event, dict[str, float]]]) -> dict[str, float]:
+    """What lies between the client and the server's own clock, from requests of which the server told its share.
+
+    Each side takes differences on its own clock only. The client's TPOT less the server's is the way of the last token
+    less that of the first, over the tokens after the first: it is what HTTP adds to a token where the way gets longer,
+    and it tells nothing (`http_per_token_us` is left out) where the first token's was as long, for the head of the
+    answer goes with it. `http_per_token_most_us` always holds: no way is longer than both ways of the request together.
+    """
+    if not told:
+        return {}
+    out = {"http_ttft_ms": statistics.median(event.ttft - server["ttft_s"] for event, server in told) * 1e3}
+    both = [(event.tpot, (server["latency_s"] - server["ttft_s"]) / (event.tokens - 1),
+             (event.latency - server["latency_s"]) / (event.tokens - 1))
+            for event, server in told if event.tpot is not None]  # fmt: skip
+    if both:
+        out["server_median_tpot_ms"] = statistics.median(theirs for _, theirs, _ in both) * 1e3
+        out["http_per_token_most_us"] = max(statistics.median(most for _, _, most in both), 0.0) * 1e6
+        added = round(statistics.median(ours - theirs for ours, theirs, _ in both) * 1e6, 3)  # servers tell whole us
+        if added > 0:
+            out["http_per_token_us"] = added
     return out
 
 

@@ -13,7 +13,7 @@ from moegate.records import DeviceIdentity, Measurement, Proof, from_json, to_js
 from serving.account import Account
 from serving.launch import launched_from
 from serving.load.accuracy import Answer, Sample, read_samples, score
-from serving.load.bench import Limits, measurement, merged, write_event_log
+from serving.load.bench import Limits, client_numbers, measurement, merged, write_event_log
 from serving.load.client import Event
 from serving.load.drive import Run
 from serving.load.metrics import percentile, samples, series, summary
@@ -98,6 +98,24 @@ def test_numbers_are_those_of_bench_serving() -> None:
         assert numbers[f"std_{name}_ms"] == pytest.approx(np.std(values), abs=1e-9)
         for percent in (90, 95, 99):
             assert numbers[f"p{percent}_{name}_ms"] == pytest.approx(np.percentile(values, percent))
+
+
+def _way(first: float, last: float) -> Event:
+    """Five tokens, 100 ms apart on the server; how long the first and the last were on their way, in seconds."""
+    stamps = [10.0 + 0.2 + first, 10.0 + 0.2 + 0.4 + last]
+    return event(0, 10.0, stamps, 5, server={"ttft_s": 0.2, "latency_s": 0.6})
+
+
+def test_what_http_adds_to_a_token_is_told_only_where_it_can_be() -> None:
+    told = client_numbers(run(_way(0.001, 0.009)))
+    assert told["http_per_token_us"] == pytest.approx(2000.0)
+    assert told["http_per_token_most_us"] == pytest.approx(2250.0)
+    assert told["server_median_tpot_ms"] == pytest.approx(100.0)
+    # The head of the answer goes with the first token: its way is the longer one, and HTTP takes no time off a token.
+    quick = client_numbers(run(_way(0.009, 0.001)))
+    assert "http_per_token_us" not in quick
+    assert quick["http_per_token_most_us"] == pytest.approx(250.0)
+    assert quick["http_ttft_ms"] == pytest.approx(9.0)
 
 
 def test_percentile_is_numpys() -> None:
