@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from moegate.paths import ensure_writable
 from tuner.commands import MOST_TOKENS
 from tuner.commands.compile import register as register_compile
+from tuner.places import ensure_place
 
 __all__ = ["app"]
 
@@ -46,10 +46,16 @@ def _not_empty(value: str | None) -> str | None:
     return value
 
 
-Record = Annotated[Path | None, typer.Option(help="Where to write the measurement record.", callback=ensure_writable)]
+def _place(param: typer.CallbackParam, value: Path | None) -> Path | None:
+    return None if value is None else ensure_place(value, param.opts[0])
+
+
+Record = Annotated[Path | None, typer.Option(help="Where to write the measurement record.", callback=_place)]
 _STEPS = f"Tokens of a step, comma-separated, each at most {MOST_TOKENS}; default: 1,2,4,8."
 # torch takes 64 bits with a sign, and what is drawn adds to the seed.
 _MOST_SEED = (1 << 62) - 1
+# Samples of one thing: more take longer than anybody waits, and say no more.
+_MOST_TIMES = 10_000
 Seed = Annotated[int, typer.Option(min=0, max=_MOST_SEED, help="Seed of weights, inputs and routing.")]
 Python = Annotated[str | None, typer.Option(help="Interpreter of the engine's own environment.", callback=_not_empty)]
 
@@ -112,7 +118,7 @@ def bench(
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="Expert-parallel size.")] = 1,
     routing: Annotated[str, typer.Option(help="uniform, skewed, or a folder of recorded routing.")] = "uniform",
-    reps: Annotated[int, typer.Option(min=0, help="Timed replays per batch size; 0 chooses.")] = 0,
+    reps: Annotated[int, typer.Option(min=0, max=_MOST_TIMES, help="Timed replays per batch size; 0 chooses.")] = 0,
     out: Record = None,
     as_json: Json = False,
 ) -> None:
@@ -180,8 +186,12 @@ def compare(
     op: Op = "fused_experts",
     dtype: Dtype = "auto",
     batch_sizes: Sizes = "",
-    launches: Annotated[int, typer.Option(min=1, help="Fresh processes; each counts once. A verdict takes 5.")] = 5,
-    rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds per batch size in a process.")] = 4,
+    launches: Annotated[
+        int, typer.Option(min=1, max=_MOST_TIMES, help="Fresh processes; each counts once. A verdict takes 5.")
+    ] = 5,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=_MOST_TIMES, help="Alternating rounds per batch size in a process.")
+    ] = 4,
     margin: Annotated[float, typer.Option(help="Relative difference that matters.")] = 0.01,
     engine: Engine = "moegate",
     routing: Annotated[str, typer.Option(help="uniform, skewed, or a folder of recorded routing.")] = "uniform",

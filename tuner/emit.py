@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,26 +20,33 @@ from moegate.configs import (
     format_name,
     load_config,
 )
+from moegate.configs.values import refused_by
 from moegate.errors import InfraError
-from moegate.paths import ensure_writable, write_atomic
+from moegate.paths import write_atomic
 from moegate.records import ConfigTiming, Provenance, write
 from moegate.records.provenance import sidecar_name
 from tuner.config import Config, Scalar
 from tuner.finals import Final
+from tuner.places import CONFIGS, DENSE, VLLM, ensure_place
 from tuner.problem import Problem, Projection
 
 __all__ = [
     "ENGINE_FIELDS",
     "Origin",
+    "Spelling",
     "emit",
     "emit_all",
     "ensure_places",
     "file_entry",
+    "files_of",
     "single_name",
     "write_file",
 ]
 
 Spelling = Literal["sglang", "vllm"]
+
+_PROJECTIONS: Mapping[Spelling, tuple[Projection, ...]] = {"sglang": ("up", "down"), "vllm": ("up",)}
+_ANY = "\0"  # in place of a device's name that is not known yet
 
 # What each engine's loader keeps of a config; anything else would silently not be what was timed.
 ENGINE_FIELDS: dict[str, frozenset[str] | None] = {
@@ -85,27 +93,49 @@ def write_file(path: Path, entries: Mapping[int, Mapping[str, Scalar]]) -> None:
     write_atomic(path, json.dumps(ordered, indent=4) + "\n")
 
 
-def ensure_places(root: Path, problem: Problem, *, triton: str = "", vllm: bool = False) -> None:
-    """Refuse folders that take no files, before anything is measured for them.
+def files_of(root: Path, problem: Problem, triton: str, device_name: str, *, vllm: bool = False) -> list[Path]:
+    """Every file that a tuning may write below `root` for people and engines: configs, and then what tells of each."""
+    if problem.op == "fused_experts":
+        key = problem.key(device_name)
+        spellings: list[Spelling] = ["sglang", "vllm"] if vllm else ["sglang"]
+        configs = [_file(root, key, p, s, triton) for s in spellings for p in _PROJECTIONS[s]]
+    else:
+        configs = [root / DENSE / single_name(problem, device_name)]
+    return [*configs, *(path.with_name(sidecar_name(path.name)) for path in configs)]
 
-    Without `triton`, which a child has to be asked for, the folder of its version is left out.
+
+def ensure_places(root: Path, problem: Problem, *, triton: str = "", device_name: str = "", vllm: bool = False) -> None:
+    """Refuse what takes no files, before anything is measured for them.
+
+    Without `triton` and `device_name`, which a child has to be asked for, whatever stands under a name of this problem
+    on any device counts.
 
     Raises:
-        UsageError: naming the folder.
+        UsageError: naming the folder, or what has the name of a file and is none.
     """
-    folders = [root / "dense"]
-    if problem.op == "fused_experts":
-        spellings: list[Spelling] = ["sglang", "vllm"] if vllm else ["sglang"]
-        folders = [_folder(root, spelling, triton) for spelling in spellings]
-    for folder in folders:
-        ensure_writable(folder / "name.json")
+    if triton and device_name:
+        for path in files_of(root, problem, triton, device_name, vllm=vllm):
+            ensure_place(path)
+        return
+    for path in files_of(Path(), problem, "", _ANY, vllm=vllm):
+        ensure_place(root / path.parent / "name.json")
+        first, last = path.name.split(_ANY)
+        folders = root.glob(f"{CONFIGS}/*") if path.parent == Path(CONFIGS) else [root / path.parent]
+        for folder in folders:
+            for there in folder.glob(f"{glob.escape(first)}*{glob.escape(last)}"):
+                if there.exists() and not there.is_file() and "," not in there.name[len(first) : -len(last)]:
+                    ensure_place(there)
 
 
 def _folder(root: Path, spelling: Spelling, triton: str) -> Path:
     """Where the files of a MoE layer go."""
     if spelling == "vllm":
-        return root / "vllm"
-    return root / "configs" / directory_name(triton) if triton else root / "configs"
+        return root / VLLM
+    return root / CONFIGS / directory_name(triton) if triton else root / CONFIGS
+
+
+def _file(root: Path, key: ConfigKey, projection: Projection, spelling: Spelling, triton: str) -> Path:
+    return _folder(root, spelling, triton) / format_name(key, "down" if projection == "down" else "up", spelling)
 
 
 def emit_all(
@@ -119,7 +149,7 @@ def emit_all(
     if problem.op == "fused_experts":
         key = problem.key(origin.device)
         return emit(root, key, finals, origin) + (emit(root, key, finals, origin, "vllm") if vllm else [])
-    path = root / "dense" / single_name(problem, origin.device)
+    path = root / DENSE / single_name(problem, origin.device)
     entries = {final.batch_size: file_entry(final.configs["main"], "moegate")[0] for final in finals}
     write_file(path, entries)
     sidecar = path.with_name(sidecar_name(path.name))
@@ -147,7 +177,7 @@ def emit(root: Path, key: ConfigKey, finals: Sequence[Final], origin: Origin,
     """Write the config files of a tuning below `root` and read them back through the look-up.
 
     SGLang's spelling writes `configs/triton_X_Y_Z/` with an up and a down file; vLLM's writes the up file alone, flat,
-    and without the batch sizes where blocks of one row won, which its kernel does not take.
+    and without the batch sizes where something won that its kernel does not take.
 
     Returns:
         All files written, config files first.
@@ -155,10 +185,9 @@ def emit(root: Path, key: ConfigKey, finals: Sequence[Final], origin: Origin,
     Raises:
         InfraError: the look-up does not answer with what was written.
     """
-    folder = _folder(root, spelling, origin.triton)
-    projections: tuple[Projection, ...] = ("up", "down") if spelling == "sglang" else ("up",)
+    folder, projections = _folder(root, spelling, origin.triton), _PROJECTIONS[spelling]
     if spelling == "vllm":
-        finals = [final for final in finals if final.configs["up"].block_m != 1]
+        finals = [final for final in finals if not refused_by("vllm", final.configs["up"].as_dict())]
         if not finals:
             return []
     configs, sidecars = [], []
@@ -170,7 +199,7 @@ def emit(root: Path, key: ConfigKey, finals: Sequence[Final], origin: Origin,
                 final.configs[projection], spelling if spelling == "vllm" else origin.engine
             )
             dropped.update(lost)
-        path = folder / format_name(key, "down" if projection == "down" else "up", spelling)
+        path = _file(root, key, projection, spelling, origin.triton)
         write_file(path, entries)
         sidecar = path.with_name(sidecar_name(path.name))
         write(sidecar, _provenance(finals, origin, path, sorted(dropped)))

@@ -13,6 +13,7 @@ from moegate.configs.values import STORE_FIELDS, is_batch_size, nearest
 from moegate.errors import UsageError
 from moegate.records import ConfigUse
 from tuner.emit import single_name
+from tuner.places import DENSE
 from tuner.problem import Problem, Projection
 
 __all__ = ["Found", "Lookup", "lookup"]
@@ -78,7 +79,7 @@ def _single(
     """One file, as `tuner.emit` writes it; its folder has no Triton versions."""
     if root is not None and not root.is_dir():
         raise UsageError("is no folder", file=root, fix="name a folder of config files, or `none`")
-    folder = root / "dense" if root is not None and (root / "dense").is_dir() else root
+    folder = root / DENSE if root is not None and (root / DENSE).is_dir() else root
     name = single_name(problem, device_name)
     path = None if folder is None else folder / name
     entries = _entries(problem, path) if path is not None and path.is_file() else {}

@@ -27,6 +27,7 @@ from tuner.emit import Origin, emit_all, ensure_places
 from tuner.finals import Final, Finals
 from tuner.journaled import PURPOSE, Journaled, error_counts, most_frequent
 from tuner.live import Live, LiveOptions, Strike, pool_size
+from tuner.places import CACHE, CHILDREN, JOURNAL, ensure_workplace
 from tuner.prior import beyond
 from tuner.prior import load as load_prior
 from tuner.problem import Problem, Projection
@@ -109,12 +110,13 @@ def tune(options: TuneOptions) -> TuneResult:
         InfraError: no device, or children that do not start.
     """
     clock = _Clock()
+    ensure_workplace(options.out)
     if options.finals:
         ensure_places(options.out, options.problem, vllm=options.vllm)
     spec = _spec(options)
     progress = Progress(4 * len(options.batch_sizes), quiet=options.quiet)
     progress.say(f"starting: {options.problem.op} {options.problem.dtype}, {options.effort}, in {options.out}")
-    with Journal.open(options.out / "journal", purpose=PURPOSE, lazy=True) as journal:
+    with Journal.open(options.out / JOURNAL, purpose=PURPOSE, lazy=True) as journal:
         live_options = _live_options(options, spec)
         finals = Finals(spec, options.problem, live_options, journal)
         live: Live | None = None
@@ -124,7 +126,10 @@ def tune(options: TuneOptions) -> TuneResult:
             live = _live(options, spec, live_options, journal)
             setting = _Setting(options, live)
             if options.finals:
-                ensure_places(options.out, options.problem, triton=setting.triton, vllm=options.vllm)
+                ensure_places(
+                    options.out, options.problem, triton=setting.triton, device_name=setting.device_name,
+                    vllm=options.vllm,
+                )  # fmt: skip
             finals.enter(setting.digest)
             live.hold = finals.settle
             runner = Journaled(live, journal, setting.digest)
@@ -153,8 +158,8 @@ def tune(options: TuneOptions) -> TuneResult:
         spent |= {f"finals {name}": round(value, 2) for name, value in finals.spent.items()}
         errors = error_counts(journal)
     if not options.keep_cache:
-        shutil.rmtree(options.out / "cache", ignore_errors=True)
-    shutil.rmtree(options.out / "children" / "packages", ignore_errors=True)
+        shutil.rmtree(options.out / CACHE, ignore_errors=True)
+    shutil.rmtree(options.out / CHILDREN / "packages", ignore_errors=True)
     return TuneResult(
         tuple(played), findings, tuple(files), setting.identity, dict(live.hello["versions"]), setting.interpreted,
         clock.seconds, counts, errors, findings.complete, origin, spent, tuple(live.compiled_late), failed,
@@ -209,8 +214,8 @@ def _play(
 
 
 def _spec(options: TuneOptions) -> ChildSpec:
-    env = {"TRITON_CACHE_DIR": str((options.out / "cache").resolve()), **interpreter_env()}
-    return ChildSpec((options.out / "children").resolve(), options.python, env)
+    env = {"TRITON_CACHE_DIR": str((options.out / CACHE).resolve()), **interpreter_env()}
+    return ChildSpec((options.out / CHILDREN).resolve(), options.python, env)
 
 
 def interpreter_env() -> dict[str, str]:
@@ -275,8 +280,9 @@ class _Setting:
         self.own = beyond(p.file_dtype, p.block_shape) if ours else ()
         blocks = self.space.axis("BLOCK_SIZE_M")
         if live.pool is not None:
-            sizes = {*(blocks.values if blocks is not None else ()), *(c.block_m for own in self.own for c in own.configs)}
-            live.pool.helpers((0, *sorted(map(int, sizes))))
+            sizes = {config.block_m for own in self.own for config in own.configs}
+            sizes |= set(map(int, blocks.values)) if blocks is not None else set()
+            live.pool.helpers((0, *sorted(sizes)))
 
     def words(self) -> str:
         """What is searched, and where, for a person who waits for the first answer."""

@@ -49,8 +49,7 @@ class Field:
 
     def seen_by(self, engine: Engine) -> Field:
         """This field as `engine`'s kernel takes it."""
-        low = _LOWS.get((engine, self.name), self.low)
-        also = () if engine == "vllm" else self.also
+        low, also = _TAKES.get((engine, self.name), (self.low, self.also))
         return self if (low, also) == (self.low, self.also) else replace(self, low=low, also=also)
 
     def problem(self, value: object) -> str | None:
@@ -84,8 +83,9 @@ class Field:
 _AMD = frozenset({"amd"})
 _NOT_SGLANG = frozenset[Engine]({"moegate", "vllm"})
 
-# vLLM's FP8 kernel swaps its operands for few rows, so that M may be as narrow as N may.
-_LOWS: Mapping[tuple[Engine, str], int] = {("vllm", "BLOCK_SIZE_M"): 8}
+# `low` and `also` of a field where an engine's kernel differs. vLLM's FP8 kernel swaps its operands for few rows, so
+# that M may be as narrow as N may; blocks of one row it does not take.
+_TAKES: Mapping[tuple[Engine, str], tuple[int, tuple[int, ...]]] = {("vllm", "BLOCK_SIZE_M"): (8, ())}
 
 TILE = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
 """The sides of a tile: no compiler has a default for them."""
@@ -119,6 +119,12 @@ DENSE_FIELDS: tuple[Field, ...] = (
 
 # Storing keys and values has one parameter: programs that share a token, no more than a grid may have along that axis.
 STORE_FIELDS: tuple[Field, ...] = (Field("num_split", "int", 1, 0xFFFF, needed=True),)
+
+
+def refused_by(engine: Engine, entry: Config) -> list[str]:
+    """The values of an entry that `engine`'s kernel does not take, such as `BLOCK_SIZE_M 1`."""
+    known = _known(FIELDS, engine, None).fields
+    return [f"{name} {value}" for name, value in entry.items() if name in known and not known[name].accepts(value)]
 
 
 def is_batch_size(key: str) -> bool:

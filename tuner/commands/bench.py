@@ -18,7 +18,7 @@ from moegate.dispatch import Problem as Question
 from moegate.errors import UsageError
 from moegate.exits import Exit
 from moegate.records import ConfigUse, DeviceIdentity, Launch, Measurement, Proof, Samples, to_json
-from tuner.commands.common import parse_sizes, publish
+from tuner.commands.common import INTERPRETED, parse_sizes, publish
 from tuner.lookup import Lookup, lookup
 from tuner.model import problem_of
 from tuner.pipeline import device_name_of
@@ -53,6 +53,11 @@ class _Bench:
     interpreted: bool
     graphs: bool
     reps: int
+
+    @property
+    def timed_interpreter(self) -> bool:
+        """Whether the times are those of Triton's interpreter."""
+        return self.interpreted and self.selection.resolved == _CONFIGURED
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ def run(
     )  # fmt: skip
     measurement = Measurement(
         "kernel-bench", "ok", bench.identity, bench.versions, {"launches": 1, "batch_sizes": len(sizes)}, (launch,),
-        interpreter=bench.interpreted and bench.selection.resolved == _CONFIGURED,
+        interpreter=bench.timed_interpreter,
     )  # fmt: skip
     publish(measurement, out, as_json)
     if not as_json:
@@ -217,6 +222,8 @@ def _call(bench: _Bench, batch: Any, size: int) -> tuple[Callable[[int], Any], t
 
 def _print(bench: _Bench, timed: _Timed) -> None:
     print(f"{bench.problem.op} {bench.problem.dtype} with {bench.selection.resolved}", file=sys.stderr)
+    if bench.timed_interpreter:
+        print(INTERPRETED, file=sys.stderr)
     reasons = {use.batch_size: use.reason for use in timed.uses if use.projection != "down"}
     for row in timed.samples:
         size = row.metric.removeprefix(f"{_METRIC}_m")

@@ -16,9 +16,12 @@ from moegate.errors import UsageError
 from moegate.records import Measurement, to_json, write
 from tuner.commands import MOST_TOKENS
 
-__all__ = ["interpreter_of", "parse_budget", "parse_sizes", "print_json", "publish"]
+__all__ = ["INTERPRETED", "interpreter_of", "parse_budget", "parse_sizes", "print_json", "publish"]
 
-_BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
+INTERPRETED = "Triton's interpreter: these times say nothing about hardware"
+"""What every command says with times that are not those of a device."""
+
+_BUDGET = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(s|m|min|h)?")
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -45,7 +48,7 @@ def parse_budget(text: str | None) -> float | None:
         return None
     match = _BUDGET.fullmatch(text.strip())
     if match is None or float(match[1]) <= 0:
-        raise UsageError(f"{text!r} is no duration", field="--budget", fix="write it as 45s, 3m or 1.5h")
+        raise UsageError(f"{text!r:.40} is no duration", field="--budget", fix="write it as 45s, 3m or 1.5h")
     return float(match[1]) * _UNITS[match[2] or "s"]
 
 

@@ -13,7 +13,7 @@ from moegate.errors import UsageError
 from moegate.exits import Exit
 from moegate.records import to_json
 from tuner.child.client import ChildSpec
-from tuner.commands.common import interpreter_of, parse_sizes, print_json
+from tuner.commands.common import INTERPRETED, interpreter_of, parse_sizes, print_json
 from tuner.compare import LEAST_LEVEL, Compared, compare
 from tuner.engines import ENGINES
 from tuner.live import LiveOptions
@@ -69,7 +69,7 @@ def run(*, a: str, b: str, model: Path | None, shape: str | None, op: str, dtype
 def _print(rows: list[Compared], a: str, b: str, interpreted: bool) -> None:
     print(f"A {a}\nB {b}")
     if interpreted:
-        print("Triton's interpreter: these times say nothing about hardware")
+        print(INTERPRETED)
     print(f"{'M':>6} {'A us':>12} {'B us':>12} {'A/B':>7} {'interval':>17}  verdict of B")
     for row in rows:
         span = f"{row.low:.3f} .. {row.high:.3f}"

@@ -15,11 +15,13 @@ import typer
 from moegate.canonical import load_json
 from moegate.errors import UsageError
 from moegate.exits import Exit
-from moegate.paths import ensure_writable, write_atomic
+from moegate.paths import write_atomic
+from tuner.places import ensure_place
 
 __all__ = ["register", "run"]
 
 _DEFAULT_TARGETS = "sm_90,sm_100,gfx942,gfx950"
+_MOST_JOBS = 1024
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +36,7 @@ def register(app: typer.Typer) -> None:
         files: Annotated[Path | None, typer.Option(help="The same, for a JSON list of config files.")] = None,
         variants: Annotated[str, typer.Option(help="all, basic (each kernel once), or words of their names.")] = "all",
         out: Annotated[Path | None, typer.Option(help="Where to write the JSON.")] = None,
-        jobs: Annotated[int, typer.Option(help="Compiling processes; 0: one per core.")] = 0,
+        jobs: Annotated[int, typer.Option(min=0, max=_MOST_JOBS, help="Compiling processes; 0: one per core.")] = 0,
         as_json: Annotated[bool, typer.Option("--json", help="Print the JSON on standard output.")] = False,
         python: Annotated[
             Path | None,
@@ -58,7 +60,8 @@ def run(*, targets: str = _DEFAULT_TARGETS, configs: Path | None = None, files: 
     """Compile and write the facts; exit code 1 where something did not compile."""
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         raise UsageError("TRITON_INTERPRET is set: interpreted kernels cannot be compiled", fix="unset it")
-    ensure_writable(out)
+    if out is not None:
+        ensure_place(out)
     from tuner.compile.foreign import Foreign
     from tuner.compile.run import compile_files, compile_variants
     from tuner.compile.targets import find

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from pathlib import Path
 from typing import Any
 
+from moegate import canonical
 from moegate.errors import UsageError
 from moegate.exits import Exit
 from moegate.journal import Journal
@@ -15,13 +17,18 @@ from tuner.effort import Effort
 from tuner.effort import effort as effort_of
 from tuner.journaled import PURPOSE, Journaled
 from tuner.noisy import Noise, noisy_score
+from tuner.places import JOURNAL, ensure_place
 from tuner.prior import Prior
 from tuner.prior import load as load_prior
+from tuner.problem import Projection
 from tuner.replay import Recorded, Replay, load, rows_of, score, task_of
 from tuner.strategies import strategy as strategy_of
 from tuner.strategies.base import Strategy
 
 __all__ = ["run"]
+
+_MOST_SEEDS, _MOST_DELAY_MS = 1000, 60_000
+_FIX = "name a folder of its own"
 
 
 def run(*, journal: Path, strategy: str, effort: str, no_prior: bool, without: str, seed: int, out: Path | None,
@@ -33,8 +40,10 @@ def run(*, journal: Path, strategy: str, effort: str, no_prior: bool, without: s
     Raises:
         UsageError: the recording cannot be read, or there is no such strategy, effort or number of seeds.
     """
-    if noise < 0:
-        raise UsageError(f"must be 0 or more, not {noise}", field="--noise")
+    if not 0 <= noise <= _MOST_SEEDS:
+        raise UsageError(f"must be 0 or more, and at most {_MOST_SEEDS}, not {noise}", field="--noise")
+    if not 0 <= delay_ms <= _MOST_DELAY_MS:
+        raise UsageError(f"must be between 0 and {_MOST_DELAY_MS}, not {delay_ms:g}", field="--delay-ms")
     recorded = load(journal)
     excluded = tuple(word.strip() for word in without.split(",") if word.strip())
     prior = None if no_prior else load_prior().without(*excluded)
@@ -43,10 +52,13 @@ def run(*, journal: Path, strategy: str, effort: str, no_prior: bool, without: s
         scored = score(recorded, searcher, prior, profile, seed)
         measured = scored.evaluations
     else:
-        out.mkdir(parents=True, exist_ok=True)
+        _ensure_own(out, journal, recorded)
         replay = Replay(recorded, delay_ms / 1e3)
-        with Journal.open(out / "journal", purpose=PURPOSE) as written:
-            runner = Journaled(replay, written, "replay")
+        with Journal.open(out / JOURNAL, purpose=PURPOSE) as written:
+            if any(written.of("environment")):
+                raise UsageError("is the journal of a tuning on a device", file=written.path, field="--out", fix=_FIX)
+            # Answers of another recording are not this one's.
+            runner = Journaled(replay, written, f"replay {canonical.file_digest(journal)[:16]}")
             findings = searcher.tune(task_of(recorded, profile, prior, seed), runner)
             measured = runner.measured
         scored = rows_of(recorded, replay, findings)
@@ -58,6 +70,19 @@ def run(*, journal: Path, strategy: str, effort: str, no_prior: bool, without: s
     else:
         _print(document)
     return Exit.OK
+
+
+def _ensure_own(out: Path, journal: Path, recorded: Recorded) -> None:
+    """Refuse a folder that cannot take the journal and the configs, or that holds the recording itself."""
+    if os.path.realpath(out / JOURNAL) == os.path.realpath(journal):
+        raise UsageError("holds the recording that is replayed", file=out, field="--out", fix=_FIX)
+    ensure_place(out / JOURNAL)
+    for path in _config_files(out, recorded).values():
+        ensure_place(path)
+
+
+def _config_files(out: Path, recorded: Recorded) -> dict[Projection, Path]:
+    return {projection: out / f"{projection}.json" for projection in recorded.projections}
 
 
 def _under_noise(
@@ -78,9 +103,8 @@ def _finite(value: float) -> float | None:
 def _write(out: Path, recorded: Recorded, choices: dict[int, Any]) -> None:
     from tuner.emit import write_file
 
-    for projection in recorded.projections:
-        entries = {size: choice.configs[projection].as_dict() for size, choice in choices.items()}
-        write_file(out / f"{projection}.json", entries)
+    for projection, path in _config_files(out, recorded).items():
+        write_file(path, {size: choice.configs[projection].as_dict() for size, choice in choices.items()})
 
 
 def _document(journal: Path, strategy: str, effort: str, scored: Any, measured: int) -> dict[str, Any]:

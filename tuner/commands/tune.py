@@ -11,12 +11,13 @@ from moegate import canonical
 from moegate.errors import UsageError
 from moegate.exits import Exit
 from moegate.records import Case, ConfigTiming, Measurement, to_json
-from tuner.commands.common import interpreter_of, parse_budget, parse_sizes, print_json, publish
+from tuner.commands.common import INTERPRETED, interpreter_of, parse_budget, parse_sizes, print_json, publish
 from tuner.effort import effort as effort_of
 from tuner.engines import ENGINES
 from tuner.finals import Final
 from tuner.model import problem_of
 from tuner.pipeline import TuneOptions, TuneResult, tune
+from tuner.places import ensure_apart
 from tuner.progress import duration
 from tuner.routing.source import source_of
 from tuner.strategies import strategy as strategy_of
@@ -46,6 +47,8 @@ def run(*, out: Path, model: Path | None, shape: str | None, op: str, dtype: str
     strategy_of(strategy)
     problem = problem_of(model, shape, op, dtype, engine=engine, tp=tp, ep=ep)
     sizes = parse_sizes(batch_sizes, _SIZES_ON_CPU) if interpreter_env() else parse_sizes(batch_sizes)
+    if result is not None:
+        ensure_apart(result, out)
     options = TuneOptions(
         problem, sizes, out, effort, engine, strategy, parse_budget(budget), not no_prior,
         tuple(word.strip() for word in without.split(",") if word.strip()), seed, source_of(routing),
@@ -119,7 +122,7 @@ def _summary(options: TuneOptions, done: TuneResult) -> dict[str, Any]:
 
 
 def _print(options: TuneOptions, done: TuneResult) -> None:
-    where = "Triton's interpreter: these times say nothing about hardware" if done.interpreter else done.device.name
+    where = INTERPRETED if done.interpreter else done.device.name
     print(f"{options.problem.op} {options.problem.dtype} on {where}")
     print(f"{'M':>6} {'tuned us':>12} {'default us':>12} {'gain':>6}  config")
     for final in done.finals:

@@ -7,12 +7,11 @@ from typing import Any
 
 from tuner.compile.facts import captured, facts_of, has_block_loads
 from tuner.compile.targets import SimulatedDevice, Target, activate, find
+from tuner.kernel_names import EXPERTS, GEMMS, LINEAR, SHARED
 
 __all__ = ["compile_config", "compile_variant", "start"]
 
 _STATE: dict[str, Target] = {}
-_GEMMS = {"up": "up_gemm", "down": "down_gemm"}
-_ONE_FOR_BOTH = ("large_gemm", "stream_gemm")
 
 
 def start(name: str) -> None:
@@ -34,7 +33,7 @@ def compile_config(job: dict[str, Any]) -> list[dict[str, Any]]:
     """Facts of one projection under one config of a file; `job` is made by `configs.jobs`."""
     from tuner.compile.variants import experts_call
 
-    config, wanted = job["config"], _GEMMS[job["projection"]]
+    config, wanted = job["config"], GEMMS[job["projection"]]
     tile = (int(config["BLOCK_SIZE_M"]), int(config["BLOCK_SIZE_N"]), int(config["BLOCK_SIZE_K"]))
     extra = {n: v for n, v in config.items() if n not in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")}
     extra.setdefault("num_warps", 4)
@@ -51,7 +50,7 @@ def compile_config(job: dict[str, Any]) -> list[dict[str, Any]]:
         asked=bool(config.get("USE_TMA", False)),
     )  # fmt: skip
     # Some kernels serve both projections; the up projection's launch comes first.
-    mine = [row for row in rows if row["kernel"] in (*_GEMMS.values(), *_ONE_FOR_BOTH, "up_rows", "down_rows")]
+    mine = [row for row in rows if row["kernel"] in EXPERTS]
     return [{**row, "key": job["key"]} for row in (mine[-1:] if job["projection"] == "down" else mine[:1])]
 
 
@@ -74,7 +73,7 @@ def _rows(words: dict[str, Any], call: Any, only: str | None = None, asked: bool
 
 
 # Kernels that load weights through descriptors where their config asks for it.
-_DESCRIBED = (*_GEMMS.values(), *_ONE_FOR_BOTH, "fp8_gemm")
+_DESCRIBED = (*GEMMS.values(), *SHARED, LINEAR)
 
 
 def _facts(name: str, kernel: Any, target: Target, asked: bool) -> dict[str, Any]:

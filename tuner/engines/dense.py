@@ -12,6 +12,7 @@ import torch
 from moegate.errors import UsageError
 from moegate.kernels import hash_of, kernel_files
 from tuner.engines.base import AdapterBase, Routes, Verdict, compare
+from tuner.kernel_names import LINEAR, STORE
 from tuner.problem import Problem, Projection
 from xkernels.ops.kv_cache import store_kv_cache, store_kv_cache_reference
 from xkernels.ops.linear import (
@@ -85,7 +86,7 @@ class OneKernel(AdapterBase):
 class BlockLinear(OneKernel):
     """x [M, K] @ weight [N, K].T in FP8, scales per 128 columns; the GEMM alone is timed, as the engines' tuners do."""
 
-    kernel = "fp8_gemm"
+    kernel = LINEAR
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -192,7 +193,7 @@ class LinearBatch(_Batch):
 class StoreCache(OneKernel):
     """Keys and values [M, heads * dim] to random slots of their caches; its one parameter is `num_split`."""
 
-    kernel = "store_kv"
+    kernel = STORE
 
     def default(self, size: int) -> Mapping[str, Any]:
         """The launcher's own rule."""

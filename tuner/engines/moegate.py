@@ -24,6 +24,7 @@ from tuner.engines.base import (
     compare,
 )
 from tuner.engines.dense import make_linear, make_store
+from tuner.kernel_names import kernels_of
 from tuner.problem import Problem, Projection
 from xkernels.device import Limits, simulated
 from xkernels.ops._details import experts as _experts
@@ -39,10 +40,6 @@ __all__ = ["MoegateExperts", "make"]
 
 _WEIGHT_SCALE = 1 / 16
 _INPUT_SCALE = 1 / 8
-_KERNELS: dict[Projection, tuple[str, ...]] = {
-    "up": ("up_gemm", "large_gemm", "stream_gemm", "up_rows"),
-    "down": ("down_gemm", "large_gemm", "stream_gemm", "down_rows"),
-}  # fmt: skip
 
 
 def make(problem: Problem) -> Adapter:
@@ -124,7 +121,7 @@ class MoegateExperts(AdapterBase):
 
     def kernels_of(self, projection: Projection) -> tuple[str, ...]:
         """The kernels for any rows, for many and for single ones; the config says which of them a launch runs."""
-        return _KERNELS[projection]
+        return kernels_of(projection)
 
     def helpers(self, block: int) -> Sequence[Callable[[], object]]:
         """Sorting, whose kernels depend on how many tokens; the sum over slots, and quantisation as its own step."""

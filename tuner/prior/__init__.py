@@ -4,7 +4,7 @@
 file of anybody's. An architecture can be left out, so that what the prior is worth on a new device can be measured.
 `own.json` names tiles that a kernel of ours is written for, which no such file could choose. They come first, whatever
 is left out: that such a kernel exists is known on a new device too. Those that suit no other engine's kernel (`beyond`)
-are no part of the space that all engines share: each entry names a kernel, and up to how many tokens its tiles are tried.
+are no part of the space that all engines share: an entry names a kernel, and up to how many tokens its tiles are tried.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def test_what_selects_a_kernel_by_itself_is_its_own_wherever_it_was_recorded() -
 def test_a_damaged_table_is_refused(tmp_path: Path, damage: dict[str, object]) -> None:
     path = tmp_path / "own.json"
     path.write_text(json.dumps({**OWN, **damage}))
-    with pytest.raises(RecordError, match="own.json: is "):
+    with pytest.raises(RecordError, match=r"own\.json: is "):
         beyond(None, None, path)
 
 

@@ -170,7 +170,7 @@ def test_vllm_spelling_is_flat_and_without_what_vllm_lacks(tmp_path: Path) -> No
     assert [list(json.loads(path.read_text())) for path in (tmp_path / "again").glob("*].json")] == [["1"]]
     assert list(json.loads(ours[0].read_text())) == ["1", "2"]
     emit(tmp_path / "single", key, [one], _origin())
-    with pytest.raises(UsageError, match="single: holds blocks of one row alone"):
+    with pytest.raises(UsageError, match="single: holds nothing that vllm's kernel takes"):
         rewrite(target="vllm", source=tmp_path / "single", out=tmp_path / "none", as_json=False)
     assert not (tmp_path / "none").exists()
 
