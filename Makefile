@@ -13,7 +13,8 @@ PYTEST ?=
 .PHONY: help venv run test lint unit test-slow test-faults-long test-fuzz-long test-vllm wheelhouse image base-image constraints clean distclean
 
 help:  ## print this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{t[NR] = $$1; d[NR] = $$2; if (length($$1) > w) w = length($$1)} \
+		END {for (i = 1; i <= NR; i++) printf "  make %-" w "s  %s\n", t[i], d[i]}'
 
 $(STAMP): pyproject.toml constraints/cpu.txt scripts/venv.sh
 	@scripts/venv.sh $(STAMP)

@@ -17,5 +17,6 @@ def read(name: str) -> dict[str, Any]:
 
 
 def where(d: dict[str, Any]) -> str:
-    """The line that says what ran on what, and when."""
-    return f"{d['device']}, torch {d['torch']}, Triton {d['triton']}, {d['date']}: `{d['command']}`"
+    """The line that says what ran on what, and when: the `command`, and `how` in words where that is not all."""
+    how = ", ".join(([f"`{d['command']}`"] if "command" in d else []) + ([d["how"]] if "how" in d else []))
+    return f"{d['device']}, torch {d['torch']}, Triton {d['triton']}, {d['date']}: {how}"

@@ -70,6 +70,14 @@ def test_make_targets_that_pages_name_exist() -> None:
                 assert target in targets, f"{name(page)}: make {target}"
 
 
+def test_make_help_lists_every_target_in_two_columns() -> None:
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    rows = [re.fullmatch(r"  make ([a-z-]+)( +)(\S.*)", line) for line in done.stdout.splitlines()]
+    assert all(rows), done.stdout
+    assert {row[1] for row in rows if row} == set(re.findall(r"(?m)^([a-z-]+):.*## ", (ROOT / "Makefile").read_text()))
+    assert len({row.start(3) for row in rows if row}) == 1, done.stdout
+
+
 def test_the_changelog_names_the_version() -> None:
     version = re.search(r'(?m)^version = "([^"]+)"', (ROOT / "pyproject.toml").read_text())
     assert version is not None
