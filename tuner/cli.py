@@ -9,7 +9,7 @@ import typer
 
 from tuner.commands import MOST_TOKENS
 from tuner.commands.compile import register as register_compile
-from tuner.places import ensure_place
+from tuner.commands.options import PATH, not_empty, place
 
 __all__ = ["app"]
 
@@ -23,7 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Model = Annotated[Path | None, typer.Option(help="A Hugging Face config.json or its folder; or --shape.")]
+Model = Annotated[Path | None, typer.Option(**PATH, help="A Hugging Face config.json or its folder; or --shape.")]
 Shape = Annotated[str | None, typer.Option(help="Instead of a model: E=64,N=896,H=1280,topk=6.")]
 Op = Annotated[str, typer.Option(help="fused_experts, block_fp8_linear or store_kv_cache.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or fp8_w8a8.")]
@@ -37,32 +37,21 @@ Sizes = Annotated[
 ]
 Engine = Annotated[str, typer.Option(help="Whose kernel: moegate, sglang or vllm.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
-
-
-def _not_empty(value: str | None) -> str | None:
-    """An empty word is not the default: what was meant to be there, such as a variable, is missing."""
-    if value is not None and not value.strip(" ,"):
-        raise typer.BadParameter("is empty: name something, or leave the option out")
-    return value
-
-
-def _place(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    return None if value is None else ensure_place(value, param.opts[0])
-
-
-Record = Annotated[Path | None, typer.Option(help="Where to write the measurement record.", callback=_place)]
+Record = Annotated[Path | None, typer.Option(**PATH, help="Where to write the measurement record.", callback=place)]
 _STEPS = f"Tokens of a step, comma-separated, each at most {MOST_TOKENS}; default: 1,2,4,8."
 # torch takes 64 bits with a sign, and what is drawn adds to the seed.
 _MOST_SEED = (1 << 62) - 1
 # Samples of one thing: more take longer than anybody waits, and say no more.
 _MOST_TIMES = 10_000
 Seed = Annotated[int, typer.Option(min=0, max=_MOST_SEED, help="Seed of weights, inputs and routing.")]
-Python = Annotated[str | None, typer.Option(help="Interpreter of the engine's own environment.", callback=_not_empty)]
+Python = Annotated[str | None, typer.Option(help="Interpreter of the engine's own environment.", callback=not_empty)]
 
 
 @app.command()
 def tune(
-    out: Annotated[Path, typer.Option(help="Folder for configs, journal and logs; a started one is gone on with.")],
+    out: Annotated[
+        Path, typer.Option(**PATH, help="Folder for configs, journal and logs; a started one is gone on with.")
+    ],
     model: Model = None,
     shape: Shape = None,
     op: Op = "fused_experts",
@@ -80,7 +69,7 @@ def tune(
     routing: Annotated[str, typer.Option(help="uniform, skewed, or a folder of recorded routing.")] = "uniform",
     ray: Annotated[str | None, typer.Option(help="Lease batch-size groups to the GPUs of this Ray cluster.")] = None,
     emit: Annotated[
-        str, typer.Option(help="sglang, or sglang,vllm for vLLM's spelling too.", callback=_not_empty)
+        str, typer.Option(help="sglang, or sglang,vllm for vLLM's spelling too.", callback=not_empty)
     ] = "sglang",
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="Expert-parallel size.")] = 1,
@@ -110,7 +99,7 @@ def bench(
     op: Op = "fused_experts",
     dtype: Dtype = "auto",
     batch_sizes: Annotated[str, typer.Option(help=_STEPS)] = "",
-    configs: Annotated[str, typer.Option(help="A folder of config files, or none.")] = "none",
+    configs: Annotated[str, typer.Option(help="A folder of config files, or none.", callback=not_empty)] = "none",
     moe_runner_backend: Annotated[str, typer.Option(help="auto, triton or torch.")] = "auto",
     graph: Annotated[str, typer.Option(help="eager or full.")] = "eager",
     seed: Seed = 0,
@@ -154,13 +143,17 @@ def verify(
 
 @app.command()
 def replay(
-    journal: Annotated[Path, typer.Option(help="A journal of an exhaustive tuning, or a recorded sweep (.json.gz).")],
+    journal: Annotated[
+        Path, typer.Option(**PATH, help="A journal of an exhaustive tuning, or a recorded sweep (.json.gz).")
+    ],
     strategy: Annotated[str, typer.Option(help="racing, exhaustive or random.")] = "racing",
     effort: Annotated[str, typer.Option(help="quick, full or exhaustive.")] = "full",
     no_prior: Annotated[bool, typer.Option("--no-prior", help="Search as on a vendor nobody tuned yet.")] = False,
     without: Annotated[str, typer.Option(help="Architectures that the prior leaves out: sm_90,sm_100.")] = "",
     seed: Annotated[int, typer.Option(min=0, max=_MOST_SEED, help="Seed of what the strategy draws.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Keep a journal and the chosen configs here; resumable.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(**PATH, help="Keep a journal and the chosen configs here; resumable.")
+    ] = None,
     delay_ms: Annotated[float, typer.Option(min=0.0, help="Let every evaluation take this long.")] = 0.0,
     noise: Annotated[int, typer.Option(help="Also search under noise and play the finals, over so many seeds.")] = 0,
     as_json: Json = False,
@@ -179,8 +172,8 @@ def replay(
 
 @app.command()
 def compare(
-    a: Annotated[str, typer.Argument(help="A folder of config files, or none.")],
-    b: Annotated[str, typer.Argument(help="Another one, held against the first.")],
+    a: Annotated[str, typer.Argument(help="A folder of config files, or none.", callback=not_empty)],
+    b: Annotated[str, typer.Argument(help="Another one, held against the first.", callback=not_empty)],
     model: Model = None,
     shape: Shape = None,
     op: Op = "fused_experts",
@@ -213,9 +206,9 @@ def compare(
 
 @app.command()
 def emit(
-    source: Annotated[Path, typer.Argument(help="A folder of tuned config files.")],
+    source: Annotated[Path, typer.Argument(**PATH, help="A folder of tuned config files.")],
     target: Annotated[str, typer.Option("--for", help="sglang or vllm.")],
-    out: Annotated[Path, typer.Option(help="Folder to write into.")],
+    out: Annotated[Path, typer.Option(**PATH, help="Folder to write into.")],
     as_json: Json = False,
 ) -> None:
     """Write tuned files in an engine's spelling, without the fields that its loader drops.

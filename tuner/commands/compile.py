@@ -16,6 +16,7 @@ from moegate.canonical import load_json
 from moegate.errors import UsageError
 from moegate.exits import Exit
 from moegate.paths import write_atomic
+from tuner.commands.options import PATH
 from tuner.places import ensure_place
 
 __all__ = ["register", "run"]
@@ -32,16 +33,18 @@ def register(app: typer.Typer) -> None:
         targets: Annotated[str, typer.Option(help="Comma-separated: sm_90, sm_100, gfx942, gfx950, bmg.")] = (
             _DEFAULT_TARGETS
         ),
-        configs: Annotated[Path | None, typer.Option(help="Compile the configs of a folder or file instead.")] = None,
-        files: Annotated[Path | None, typer.Option(help="The same, for a JSON list of config files.")] = None,
+        configs: Annotated[
+            Path | None, typer.Option(**PATH, help="Compile the configs of a folder or file instead.")
+        ] = None,
+        files: Annotated[Path | None, typer.Option(**PATH, help="The same, for a JSON list of config files.")] = None,
         variants: Annotated[str, typer.Option(help="all, basic (each kernel once), or words of their names.")] = "all",
-        out: Annotated[Path | None, typer.Option(help="Where to write the JSON.")] = None,
+        out: Annotated[Path | None, typer.Option(**PATH, help="Where to write the JSON.")] = None,
         jobs: Annotated[int, typer.Option(min=0, max=_MOST_JOBS, help="Compiling processes; 0: one per core.")] = 0,
         as_json: Annotated[bool, typer.Option("--json", help="Print the JSON on standard output.")] = False,
         python: Annotated[
             Path | None,
-            typer.Option(envvar="MOEGATE_COMPILE_PYTHON", help="Python of an environment whose Triton compiles for the "
-                         "targets that ours cannot (bmg: triton-xpu)."),
+            typer.Option(**PATH, envvar="MOEGATE_COMPILE_PYTHON", help="Python of an environment whose Triton compiles "
+                         "for the targets that ours cannot (bmg: triton-xpu)."),
         ] = None,
     ) -> None:  # fmt: skip
         """Compile every kernel variant, or every config of a folder, without a GPU.
@@ -72,6 +75,8 @@ def run(*, targets: str = _DEFAULT_TARGETS, configs: Path | None = None, files: 
     workers = jobs or os.cpu_count() or 1
     foreign = None if python is None else Foreign(python)
     begin = time.monotonic()
+    if configs is not None and files is not None:
+        raise UsageError("give either --configs or --files", field="--files")
     if configs is not None or files is not None:
         rows = compile_files(_paths(configs, files), wanted, workers, _progress(as_json), foreign)
     else:
@@ -93,7 +98,7 @@ def _named(words: str) -> list[str]:
 
     if words in ("all", "basic"):
         return [v.name for v in VARIANTS if words == "all" or v.basic]
-    chosen = [v.name for v in VARIANTS if all(word in v.name for word in words.split())]
+    chosen = [v.name for v in VARIANTS if words.split() and all(word in v.name for word in words.split())]
     if not chosen:
         raise UsageError(f"no variant has {words!r} in its name", field="--variants", fix="all, basic or experts")
     return chosen
@@ -103,13 +108,19 @@ def _paths(configs: Path | None, files: Path | None) -> list[Path]:
     if files is not None:
         listed = load_json(files)
         if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
-            raise UsageError("a list of paths is needed", file=files)
+            raise UsageError(
+                "a list of paths is needed", file=files, field="--files", fix='["E=..,N=..,device_name=...json"]'
+            )
         return [Path(item) for item in listed]
     assert configs is not None
     if not configs.exists():
-        raise UsageError(f"{configs} does not exist", field="--configs")
-    found = [configs] if configs.is_file() else sorted(configs.rglob("E=*.json"))
-    return [path for path in found if not path.name.endswith(".provenance.json")]
+        raise UsageError("does not exist", file=configs, field="--configs")
+    found = [configs] if not configs.is_dir() else sorted(configs.rglob("E=*.json"))
+    paths = [path for path in found if not path.name.endswith(".provenance.json")]
+    if not paths:
+        raise UsageError("holds no config file of routed experts", file=configs, field="--configs",
+                         fix="files named E=..,N=..,device_name=...json")  # fmt: skip
+    return paths
 
 
 def _counts(rows: Sequence[dict[str, Any]]) -> dict[str, int]:

@@ -18,6 +18,7 @@ from tuner.finals import Final
 from tuner.model import problem_of
 from tuner.pipeline import TuneOptions, TuneResult, tune
 from tuner.places import ensure_apart
+from tuner.prior import load as load_prior
 from tuner.progress import duration
 from tuner.routing.source import source_of
 from tuner.strategies import strategy as strategy_of
@@ -49,10 +50,11 @@ def run(*, out: Path, model: Path | None, shape: str | None, op: str, dtype: str
     sizes = parse_sizes(batch_sizes, _SIZES_ON_CPU) if interpreter_env() else parse_sizes(batch_sizes)
     if result is not None:
         ensure_apart(result, out)
+    excluded = tuple(word.strip() for word in without.split(",") if word.strip())
+    load_prior().without(*excluded)  # refuses what it does not hold before a child is started
     options = TuneOptions(
-        problem, sizes, out, effort, engine, strategy, parse_budget(budget), not no_prior,
-        tuple(word.strip() for word in without.split(",") if word.strip()), seed, source_of(routing),
-        interpreter_of(python),
+        problem, sizes, out, effort, engine, strategy, parse_budget(budget), not no_prior, excluded, seed,
+        source_of(routing), interpreter_of(python),
         vllm="vllm" in spellings, command=("tuner", *sys.argv[1:]),
     )  # fmt: skip
     if ray is not None:

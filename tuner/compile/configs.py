@@ -10,6 +10,8 @@ from typing import Any
 
 from moegate import canonical, devices
 from moegate.configs import ConfigKey, parse_name
+from moegate.configs.values import TILE, is_batch_size, problems
+from moegate.errors import UsageError
 
 __all__ = ["FileJobs", "jobs_of"]
 
@@ -20,17 +22,25 @@ _KINDS = {None: "none", "float32": "none"}
 
 @dataclass(frozen=True)
 class FileJobs:
-    """A file's entries: the jobs of its batch sizes, or the reason why it has none."""
+    """A file's entries: the jobs of its batch sizes, or the reason why it has none.
+
+    `refused`: what nothing can be launched with, by batch size (None: no batch size at all), and why.
+    """
 
     file: str
     entries: tuple[tuple[int, dict[str, Any]], ...] = ()
     targets: tuple[str, ...] = ()
     reason: str | None = None
     projection: str = "up"
+    refused: tuple[tuple[int | None, str], ...] = ()
 
 
 def jobs_of(path: Path, targets: tuple[str, ...]) -> FileJobs:
-    """What to compile of one file: for its own device's target where that is among `targets`, else for all of them."""
+    """What to compile of one file: for its own device's target where that is among `targets`, else for all of them.
+
+    Raises:
+        UsageError: the file cannot be read, or holds no batch sizes.
+    """
     parsed = parse_name(path.name)
     if parsed is None:
         return FileJobs(str(path), reason="no config file's name")
@@ -45,11 +55,33 @@ def jobs_of(path: Path, targets: tuple[str, ...]) -> FileJobs:
     device = devices.find(key.device_name)
     own = (device.target,) if device is not None and device.target in targets else ()
     projection = parsed.projection
-    entries = tuple(_entries(canonical.load_json(path), key, kind, projection))
-    return FileJobs(str(path), entries, own or targets, None, projection)
+    content = canonical.load_json(path)
+    if isinstance(content, dict):
+        content.pop("triton_version", None)  # vLLM's files may have it
+    refused = _refused(path, content)
+    good = {size: config for size, config in content.items() if size not in refused}
+    return FileJobs(
+        str(path), tuple(_entries(good, key, kind, projection)), own or targets, None, projection,
+        tuple((int(size) if is_batch_size(size) else None, why) for size, why in refused.items()),
+    )  # fmt: skip
 
 
-def _entries(content: Any, key: ConfigKey, kind: str, projection: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _refused(path: Path, content: Any) -> dict[str, str]:
+    """The keys of a file that nothing can be launched for, each with what is wrong first."""
+    refused: dict[str, str] = {}
+    for problem in problems(content):
+        lacks_tile = problem.rule == "missing-field" and not all(side in content[problem.path[0]] for side in TILE)
+        if problem.rule != "bad-value" and not lacks_tile:
+            continue
+        if not problem.path:
+            raise UsageError(problem.message, file=path, fix=problem.fix)
+        refused.setdefault(problem.path[0], problem.message)
+    return refused
+
+
+def _entries(
+    content: dict[str, Any], key: ConfigKey, kind: str, projection: str
+) -> Iterator[tuple[int, dict[str, Any]]]:
     for size, config in content.items():
         words = {
             "projection": projection, "kind": kind, "dtype": "float32" if key.dtype == "float32" else "bfloat16",

@@ -55,6 +55,7 @@ def compile_files(files: Sequence[Path], targets: Sequence[Target], jobs: int, p
     """One row per file, batch size and target, for the targets that the file is for."""
     found = [jobs_of(path, tuple(t.name for t in targets)) for path in files]
     rows = [_row(f, None, None, "skipped", f.reason) for f in found if f.reason is not None]
+    rows += [_row(f, size, target, "failed", why) for f in found for size, why in f.refused for target in f.targets]
     for target in targets:
         mine = [f for f in found if target.name in f.targets and f.reason is None]
         reason, elsewhere = _who(target, foreign)

@@ -1,0 +1,34 @@
+"""What options and arguments of several commands are read by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from tuner.places import ensure_place
+
+__all__ = ["PATH", "not_empty", "place"]
+
+
+def not_empty(value: str | None) -> str | None:
+    """An empty word is not the default: what was meant to be there, such as a variable, is missing."""
+    if value is not None and not value.strip(" ,"):
+        raise typer.BadParameter("is empty: name something, or leave the option out")
+    return value
+
+
+def place(param: typer.CallbackParam, value: Path | None) -> Path | None:
+    """Refuse the name of a file that cannot be written, before the command works for it."""
+    return None if value is None else ensure_place(value, param.opts[0])
+
+
+def _path(text: str) -> Path:
+    if not text.strip():  # pathlib takes it for the folder in which the command runs
+        raise typer.BadParameter("is empty: name a path")
+    return Path(text)
+
+
+PATH: dict[str, Any] = {"parser": _path, "metavar": "<path>"}
+"""Arguments of `typer.Option` and `typer.Argument` for paths."""
