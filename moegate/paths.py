@@ -7,7 +7,17 @@ from pathlib import Path
 
 from moegate.errors import UsageError
 
-__all__ = ["config_root", "ensure_inside", "ensure_writable", "fsync_directory", "user_cache", "write_atomic"]
+__all__ = [
+    "config_root",
+    "ensure_inside",
+    "ensure_writable",
+    "fsync_directory",
+    "is_file",
+    "is_folder",
+    "is_there",
+    "user_cache",
+    "write_atomic",
+]
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -19,6 +29,22 @@ def config_root() -> Path:
     """
     packaged = _PACKAGE / "_configs"
     return packaged if packaged.is_dir() else _PACKAGE.parent / "kernels" / "configs"
+
+
+def is_file(path: Path) -> bool:
+    """Whether a regular file is there. A name that the system refuses to look at (too long, in a folder that may not be
+    entered) is none: pathlib raises there, which no name that somebody else wrote may lead to."""
+    return os.path.isfile(path)  # noqa: PTH113 - see above
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there; as `is_file`."""
+    return os.path.isdir(path)  # noqa: PTH112 - as above
+
+
+def is_there(path: Path) -> bool:
+    """Whether anything is there; as `is_file`."""
+    return os.path.exists(path)  # noqa: PTH110 - as above
 
 
 def user_cache() -> Path:
@@ -96,8 +122,14 @@ def fsync_directory(path: Path) -> None:
 
 
 def ensure_inside(root: Path, path: Path) -> Path:
-    """Return `path` resolved, or raise UsageError where it leads outside `root` (by `..`, absolute name or link)."""
-    resolved = (root / path).resolve()
+    """Return `path` resolved, or raise UsageError where it leads outside `root` (by `..`, absolute name or link).
+
+    So it does where links lead in a circle, or a name cannot be one.
+    """
+    try:
+        resolved = Path(os.path.realpath(root / path))  # resolve() raises RuntimeError at links in a circle
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise UsageError(f"{str(path)[:100]!r} is no name of a file: {error}", file=root) from None
     if not resolved.is_relative_to(root.resolve()):
         raise UsageError(f"{path} leads outside {root}", file=path)
     return resolved

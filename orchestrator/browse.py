@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from moegate import records
 from moegate.errors import InfraError, UsageError
 from moegate.locks import holder_of
+from moegate.paths import is_file, is_folder
 from moegate.records import GateResult, Plan, RunCard
 
 __all__ = ["FILES", "read_card", "scan", "server"]
@@ -48,21 +49,21 @@ def scan(root: Path) -> tuple[RunCard, ...]:
     Raises:
         UsageError: the folder is not there.
     """
-    if not root.is_dir():
+    if not is_folder(root):
         raise UsageError(
             "is not a folder", file=root, fix="name the folder that holds the run directories, such as runs/"
         )
-    if (root / "plan.json").is_file():
+    if is_file(root / "plan.json"):
         return (read_card(root, ""),)
     with os.scandir(root) as entries:
         names = sorted((e.name for e in entries if e.is_dir(follow_symlinks=False)), reverse=True)
-    runs = [name for name in names if (root / name / "plan.json").is_file()]
+    runs = [name for name in names if is_file(root / name / "plan.json")]
     return tuple(read_card(root / name, name) for name in runs[:_MOST_RUNS])
 
 
 def read_card(path: Path, folder: str) -> RunCard:
     """Return what an index says of one run directory; damage becomes `problem`, never an exception."""
-    files = tuple(name for name in FILES if (path / name).is_file())
+    files = tuple(name for name in FILES if is_file(path / name))
     try:
         plan = records.read(Plan, path / "plan.json")
         gate = records.read(GateResult, path / "gate.json") if "gate.json" in files else None
@@ -127,7 +128,14 @@ class _Handler(BaseHTTPRequestHandler):
             return
         parts = [unquote(part) for part in urlsplit(self.path).path.split("/")[1:]]
         if parts in ([""], ["index.html"]):
-            page = self.index(scan(self.folder)).encode("utf-8", "replace")
+            try:
+                cards = scan(self.folder)
+            except (UsageError, OSError) as error:  # the folder has gone, or may not be read any more
+                self._send(
+                    HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{error}\n".encode("utf-8", "replace"), body=body
+                )
+                return
+            page = self.index(cards).encode("utf-8", "replace")
             self._send(HTTPStatus.OK, FILES["report.html"], page, body=body)
             return
         found = self._file(parts)
@@ -143,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
         if any(part in ("", ".", "..") or "/" in part or "\0" in part for part in parts):
             return None
         folder = self.folder.joinpath(*parts[:-1])
-        if folder.is_symlink() or not (folder / "plan.json").is_file():
+        if not is_file(folder / "plan.json") or folder.is_symlink():
             return None
         try:
             handle = os.open(folder / parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

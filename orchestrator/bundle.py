@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from orchestrator.scheduler.state import CellHistory
 
 __all__ = ["RunFacts", "by_hand", "read_run"]
 
-_MAX_CONFIG_FILES = 64
+_MAX_CONFIG_FILES, _MAX_NAMES = 64, 10_000
+_CONFIG_DEPTHS = tuple(
+    f"{above}*device_name=*.json" for above in ("", "*/", "*/*/")
+)  # flat, in a Triton's, in configs/
 _WORK = ("lease", "launch", "done", "final")  # kinds of journal entries, beside those that open and close a session
 
 
@@ -145,13 +149,9 @@ def _config_files(rundir: RunDir, plan: Plan) -> dict[str, dict[str, Any]]:
     trees += [(arm.name, Path(arm.configs)) for arm in plan.arms if arm.configs.startswith("/")]
     out: dict[str, dict[str, Any]] = {}
     for name, tree in trees:
-        for file in sorted(tree.rglob("*.json")) if tree.is_dir() else ():
-            if (
-                len(out) >= _MAX_CONFIG_FILES
-                or file.name.endswith(".provenance.json")
-                or "device_name=" not in file.name
-            ):
-                continue
+        for file in _config_names(tree):
+            if len(out) >= _MAX_CONFIG_FILES:
+                return out
             try:
                 content = canonical.load_json(file)
             except UsageError:
@@ -159,6 +159,16 @@ def _config_files(rundir: RunDir, plan: Plan) -> dict[str, dict[str, Any]]:
             if isinstance(content, dict):
                 out[f"{name}/{file.relative_to(tree)}"] = content
     return out
+
+
+def _config_names(tree: Path) -> list[Path]:
+    """The config files of a tree, sorted: as deep as trees go, and as many as no tree has (a plan may say `/`)."""
+    found = (file for pattern in _CONFIG_DEPTHS for file in tree.glob(pattern))
+    try:
+        names = [file for file in islice(found, _MAX_NAMES) if not file.name.endswith(".provenance.json")]
+    except (OSError, ValueError, RuntimeError):  # what the plan names is no folder, or may not be looked at
+        return []
+    return sorted(names)
 
 
 def _environment(measurements: Iterable[tuple[Measurement, ...]]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
+from moegate.paths import is_file
 from moegate.records import ConfigUse, RunBundle
 from moegate.records.findings import Finding, RuleText
 from reports.text import clip, one_line
@@ -115,7 +116,7 @@ def _inside(root: Path | None, trees: Iterable[str], file: str) -> str | None:
         return None
     base = root.resolve()
     for path in (base / file, *(base / tree / file for tree in trees)):
-        if path.is_file() and path.resolve().is_relative_to(base):
+        if is_file(path) and path.resolve().is_relative_to(base):
             return str(path.resolve().relative_to(base))
     return None
 
@@ -123,8 +124,11 @@ def _inside(root: Path | None, trees: Iterable[str], file: str) -> str | None:
 def _text(bundle: RunBundle, root: Path | None, path: str | None, file: str) -> str:
     """Return a config file's text: from the checkout, else as the tuner writes it, else nothing."""
     if root is not None and path is not None:
-        with (root / path).open(encoding="utf-8", errors="replace") as stream:
-            return stream.read(4 << 20)
+        try:
+            with (root / path).open(encoding="utf-8", errors="replace") as stream:
+                return stream.read(4 << 20)
+        except OSError:  # it may not be read: then as for one that is not there
+            pass
     for name, content in bundle.config_files.items():
         if name == file or name.endswith("/" + file):
             return json.dumps(content, indent=4)

@@ -13,7 +13,7 @@ import typer
 
 from moegate.errors import InfraError, UsageError
 from moegate.exits import Exit
-from moegate.paths import ensure_writable
+from moegate.paths import ensure_writable, is_file, is_folder
 
 if TYPE_CHECKING:
     from serving.load.bench import Model
@@ -179,7 +179,7 @@ def _served(base_url: str, announced: Path | None) -> Model:
 def _model(model: Path) -> Path:
     from moegate.families import config_file
 
-    if not config_file(model).is_file():
+    if not is_file(config_file(model)):
         raise UsageError("no such model", file=model, field="model", fix="a folder with a config.json")
     return model.resolve()
 
@@ -187,7 +187,7 @@ def _model(model: Path) -> Path:
 def _folder(weights: str) -> str:
     if weights == "random":
         return weights
-    if not Path(weights).is_dir():
+    if not is_folder(Path(weights)):
         raise UsageError("no such folder", file=weights, field="weights", fix="a checkpoint folder, or `random`")
     return str(Path(weights).resolve())
 
@@ -202,7 +202,7 @@ def _configs(value: str | None) -> Path | None:
         return config_root() if config_root().is_dir() else None
     if value == "none":
         return None
-    if not Path(value).is_dir():
+    if not is_folder(Path(value)):
         raise UsageError("no such folder", file=value, field="configs", fix="a folder of config files, or `none`")
     return Path(value).resolve()
 
@@ -213,7 +213,7 @@ def _vocab(model: Path) -> int:
     from moegate.families import config_file
 
     file = config_file(model)
-    config = canonical.load_json(file) if file.is_file() else {}
+    config = canonical.load_json(file) if is_file(file) else {}
     nested = [config.get(name) for name in ("text_config", "language_config")]
     sizes = [part.get("vocab_size") for part in [*nested, config] if isinstance(part, dict)]
     return next((int(size) for size in sizes if size), 256)

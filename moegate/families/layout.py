@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +15,7 @@ from moegate.configs.values import Engine
 from moegate.errors import UsageError
 from moegate.families.quant import Quant, read_quant
 from moegate.families.table import FAMILIES, Family
+from moegate.paths import is_folder
 
 # Where a multimodal model keeps its text model: the first of these that holds MoE fields is read, then the top level.
 NESTED = ("text_config", "language_config", "llm_config")
@@ -133,7 +133,7 @@ def _table(families: tuple[Family, ...]) -> tuple[Mapping[str, Family], Mapping[
 
 def config_file(path: Path) -> Path:
     """The `config.json` that a model's path means: itself, or the one in this folder. It need not exist."""
-    return path / "config.json" if os.path.isdir(path) else path  # Path.is_dir raises where a name is too long
+    return path / "config.json" if is_folder(path) else path
 
 
 def load_layout(path: Path, *, families: tuple[Family, ...] = FAMILIES) -> Layout:

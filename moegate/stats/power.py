@@ -57,7 +57,7 @@ def minimum_detectable_effect(
 def _reach(pairs: int, alpha: float, power: float) -> float:
     """How many standard deviations beyond the margin are found with this power: bisection over fixed normal draws.
 
-    Of many pairs it falls with their root, so that no more are drawn than the exact test takes (within 2 % up to 4,000).
+    Of many pairs it falls with their root, so no more are drawn than the exact test takes (within 2 % up to 4,000).
     """
     if pairs > EXACT_LIMIT:
         return _reach(EXACT_LIMIT, alpha, power) * math.sqrt(EXACT_LIMIT / pairs)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moegate.errors import UsageError
+from moegate.paths import is_folder, is_there
 
 GIT = "git:"
 _TIMEOUT_S = 120
@@ -39,7 +40,7 @@ def open_base(spec: str, wanted: list[Path], start: Path) -> Iterator[Base]:
     """
     if not spec.startswith(GIT):
         folder = Path(spec)
-        if not folder.is_dir():
+        if not is_folder(folder):
             raise UsageError(
                 "is no folder", file=spec, field="base", fix="a directory, or git:REF such as git:origin/main"
             )
@@ -58,7 +59,7 @@ def open_base(spec: str, wanted: list[Path], start: Path) -> Iterator[Base]:
 
 def repository_of(path: Path) -> Path:
     """The top of the git repository that holds `path`; UsageError where there is none."""
-    folder = path if path.is_dir() else path.parent
+    folder = path if is_folder(path) else path.parent
     done = _git(folder, "rev-parse", "--show-toplevel")
     if done.returncode:
         raise UsageError("is in no git repository", file=path, field="base", fix="compare with a directory instead")
@@ -84,9 +85,9 @@ def _beside(folder: Path, path: Path, start: Path) -> Path | None:
     for origin in (start, *absolute.parents):
         if absolute.is_relative_to(origin.resolve()):
             candidate = folder / absolute.relative_to(origin.resolve())
-            if candidate.exists() and candidate.resolve() != folder.resolve():
+            if is_there(candidate) and candidate.resolve() != folder.resolve():
                 return candidate
-    return folder if path.is_dir() else None
+    return folder if is_folder(path) else None
 
 
 def _exported(roots: dict[Path, Path], path: Path) -> Path | None:
@@ -94,7 +95,7 @@ def _exported(roots: dict[Path, Path], path: Path) -> Path | None:
     for top, copy in roots.items():
         if absolute.is_relative_to(top):
             candidate = copy / absolute.relative_to(top)
-            return candidate if candidate.exists() else None
+            return candidate if is_there(candidate) else None
     return None
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 from moegate.configs import parse_directory, parse_name
 from moegate.errors import UsageError
+from moegate.paths import is_folder
 from orchestrator.check.optable import op_of
 
 _SKIP = frozenset({".git", ".venv", "node_modules", "__pycache__", "build", "dist"})
@@ -42,12 +43,12 @@ def find_folders(root: Path) -> tuple[ConfigFolder, ...]:
     Raises:
         UsageError: `root` is no folder.
     """
-    if not root.is_dir():
+    if not is_folder(root):
         raise UsageError("is no folder", file=root, fix="name a folder of config files or a repository that holds some")
     dense = root / "dense"  # beside `configs/`, where the tuner writes a dense op's
-    beside = [ConfigFolder(dense, True)] if dense.is_dir() and _kind(dense) == "flat" else []
+    beside = [ConfigFolder(dense, True)] if is_folder(dense) and _kind(dense) == "flat" else []
     for folder in (root / "configs", root):
-        if folder.is_dir() and (kind := _kind(folder)) is not None:
+        if is_folder(folder) and (kind := _kind(folder)) is not None:
             return (ConfigFolder(folder, kind == "flat"), *beside)
     return tuple(_search(root, 0)) or (ConfigFolder(root, True),)
 
@@ -90,7 +91,7 @@ def entries(folder: ConfigFolder) -> Iterator[Entry]:
 
 def op_files(root: Path) -> Iterator[tuple[str, Entry]]:
     """Files of ops that no engine looks up, each with its op: in `root` and its `dense/`, where the tuner writes."""
-    for folder in (folder for folder in (root, root / "dense") if folder.is_dir()):
+    for folder in (folder for folder in (root, root / "dense") if is_folder(folder)):
         for item in _scan(folder):
             if _is_config(item) and (op := op_of(item.name)) is not None:
                 yield op, Entry("file", Path(item.path), "", item.name)

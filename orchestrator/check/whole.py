@@ -12,6 +12,7 @@ from moegate.configs.engines import EngineLookup
 from moegate.configs.positions import line_of
 from moegate.errors import UsageError
 from moegate.kernels import LAUNCHERS, changed, code_hash, hash_of, kernel_files
+from moegate.paths import is_file
 from moegate.records import Provenance, read
 from moegate.records.findings import Finding
 from moegate.records.provenance import sidecar_name
@@ -109,7 +110,7 @@ def provenance_findings(facts: Iterable[FileFacts]) -> Iterator[Finding]:
         facts, key=lambda item: (item.parsed is not None and item.parsed.projection == "down", item.shown)
     ):
         sidecar = file.entry.path.with_name(sidecar_name(file.entry.name))
-        if not sidecar.is_file():
+        if not is_file(sidecar):
             continue
         shown = file.shown.removesuffix(".json") + ".provenance.json"
         try:

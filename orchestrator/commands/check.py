@@ -109,14 +109,15 @@ def _sort_out(words: list[Path], models: bool, devices: bool) -> tuple[list[Path
     from moegate.configs import parse_name
     from moegate.devices import is_reported
     from moegate.errors import UsageError
+    from moegate.paths import is_file, is_folder
 
     files: list[Path] = []
     more_models: list[Path] = []
     more_devices: list[str] = []
     for word in words:
-        if models and (word.is_dir() or (word.is_file() and parse_name(word.name) is None)):
+        if models and (is_folder(word) or (is_file(word) and parse_name(word.name) is None)):
             more_models.append(word)
-        elif word.is_file():
+        elif is_file(word):
             files.append(word)
         elif devices and is_reported(str(word)):
             more_devices.append(str(word))

@@ -61,12 +61,13 @@ def _prune_runs(runs: Path, age_s: float, dry_run: bool) -> list[str]:
     import shutil
     import time
 
+    from moegate.paths import is_file
     from orchestrator.scheduler import RunDir
 
     out = []
     for folder in sorted(runs.iterdir()) if runs.is_dir() else ():
         journal = folder / "journal"
-        if folder.is_symlink() or not (folder / "plan.json").is_file() or not journal.is_file():
+        if folder.is_symlink() or not is_file(folder / "plan.json") or not is_file(journal):
             continue
         if time.time() - journal.stat().st_mtime < age_s or RunDir(folder).holder() is not None:
             continue

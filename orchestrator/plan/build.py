@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from moegate import canonical
 from moegate.errors import UsageError
+from moegate.paths import is_file
 from moegate.records import ComparePolicy, GatePolicy, ModelSpec, Plan, PlannedCell, PoolSpec, QuarantineRule
 from moegate.version import own_version
 from orchestrator.matrix import Matrix
@@ -170,7 +171,7 @@ class _Builder:
         if samples is not None:
             place = self._written(point, "samples")
             path = resolve.path_in_repository(self.matrix, place, samples)
-            if not path.is_file():
+            if not is_file(path):
                 self.matrix.fail(place, f"{samples} does not exist", "a .jsonl file of samples")
             point.axes["samples"] = str(path)
 

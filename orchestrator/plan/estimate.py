@@ -10,6 +10,7 @@ from statistics import median
 
 from moegate import journal
 from moegate.errors import MoegateError
+from moegate.paths import is_file
 from moegate.records import ComparePolicy, PlannedCell, PoolSpec
 from orchestrator.cells import KINDS
 
@@ -70,7 +71,7 @@ def read_history(runs: Iterable[Path]) -> History:
     """Read the wall times of finished cells from run directories; a damaged or foreign one is passed over."""
     found: dict[str, list[float]] = {}
     screens: dict[str, list[float]] = {}
-    newest = sorted((path for path in runs if (path / "journal").is_file()), key=lambda p: p.stat().st_mtime)[-_RUNS:]
+    newest = sorted((path for path in runs if is_file(path / "journal")), key=lambda p: p.stat().st_mtime)[-_RUNS:]
     for folder in newest:
         try:
             walls, first = _walls(journal.read(folder / "journal"))

@@ -8,6 +8,7 @@ from typing import Any
 
 from moegate import canonical, families
 from moegate.errors import UsageError
+from moegate.paths import is_file, is_folder
 from moegate.records import ArmSpec, ImageSpec, ModelSpec, PoolSpec
 from orchestrator.matrix import Matrix
 from orchestrator.sources import layout_of
@@ -40,7 +41,7 @@ def images(matrix: Matrix) -> tuple[ImageSpec, ...]:
     for name, image in matrix.spec.images.items():
         if image.dockerfile is not None:
             place = ("images", name, "dockerfile")
-            if not path_in_repository(matrix, place, image.dockerfile).is_file():
+            if not is_file(path_in_repository(matrix, place, image.dockerfile)):
                 matrix.fail(place, f"{image.dockerfile} does not exist", f"a path from {matrix.root}")
         out.append(ImageSpec(name, **image.model_dump()))
     return tuple(out)
@@ -66,7 +67,7 @@ def models(matrix: Matrix) -> tuple[ModelSpec, ...]:
         place = ("models", name, "config")
         path = path_in_repository(matrix, place, model.config)
         path = families.config_file(path)
-        if not path.is_file():
+        if not is_file(path):
             matrix.fail(place, f"{model.config} does not exist", "a config.json, or the folder that holds one")
         try:
             layout = families.load_layout(path)
@@ -92,7 +93,7 @@ def arms(matrix: Matrix) -> tuple[ArmSpec, ...]:
             configs = GIT + _commit(matrix, place, configs.removeprefix(GIT))
         elif configs not in ("none", "tuned"):
             folder = path_in_repository(matrix, place, configs)
-            if not folder.is_dir():
+            if not is_folder(folder):
                 matrix.fail(place, f"{configs} is not a folder", "none, tuned, a folder of configs, or git:REF")
             configs = str(folder)
         source = None if arm.source is None else _source(matrix, ("arms", name, "source"), arm.source)

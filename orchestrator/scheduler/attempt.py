@@ -19,6 +19,7 @@ from moegate import records
 from moegate.canonical import file_digest
 from moegate.devices import normalise
 from moegate.errors import InfraError, UsageError
+from moegate.paths import ensure_inside, is_file
 from moegate.records import DeviceIdentity, Launch, Measurement
 from moegate.stats import Rules, Turn, log_ratio, next_stage, turns
 from orchestrator.cells import KINDS, Kind, Work, wrong_kernels, wrong_proof
@@ -275,10 +276,11 @@ class _Attempt:
         if not any(count > 0 for count in measurement.work.values()):
             raise _Over(Ending("FAILED", "nothing was done: all counts of work are zero"))
         for name, digest in measurement.outputs.items():
-            path = work.folder / name
-            if not path.resolve().is_relative_to(work.folder.resolve()):
-                raise _Over(Ending("FAILED", f"declared output {name[:100]!r} leads outside its folder"))
-            if not path.is_file() or path.stat().st_size > MAX_OUTPUT_BYTES or file_digest(path) != digest:
+            try:
+                path = ensure_inside(work.folder, Path(name))
+            except UsageError:
+                raise _Over(Ending("FAILED", f"declared output {name[:100]!r} leads outside its folder")) from None
+            if not is_file(path) or path.stat().st_size > MAX_OUTPUT_BYTES or file_digest(path) != digest:
                 raise _Over(Ending("FAILED", f"declared output {name[:100]!r} is missing, too large or differs"))
         wrong = self._wrong_device(measurement)
         if wrong is None and self.kind.arms:

@@ -21,6 +21,7 @@ from pathlib import Path
 from moegate import canonical, records
 from moegate.errors import InfraError, RecordError, RunLocked, UsageError
 from moegate.locks import FileLock, Held, holder_of
+from moegate.paths import is_file, is_folder
 from moegate.records import Plan
 
 __all__ = ["MAX_RESULT_BYTES", "RunDir", "fresh_id", "newest"]
@@ -108,8 +109,8 @@ class RunDir:
         if not _CELL_ID.fullmatch(cell) or said != path.relative_to(self.path).as_posix():
             what = f"attempt {number} of {cell[:80]!r} cannot have its result in {said[:100]!r}"
             raise UsageError(what, file=self.journal_file)
-        if path.is_symlink() or not path.is_file():
-            raise UsageError("the result of a finished attempt is missing", file=path)
+        if not is_file(path) or path.is_symlink():
+            raise UsageError("the result of a finished attempt is missing, or may not be looked at", file=path)
         if sha256 is not None and canonical.file_digest(path, MAX_RESULT_BYTES) != sha256:
             raise UsageError("the result of a finished attempt was changed after it was measured", file=path)
         return path
@@ -177,8 +178,8 @@ def fresh_id() -> str:
 def newest(runs: Path, name: str) -> Path | None:
     """The newest run directory of a matrix name below `runs/`, or None."""
     found: list[tuple[float, Path]] = []
-    for folder in runs.iterdir() if runs.is_dir() else ():
-        if not (folder / "plan.json").is_file() or not folder.name.startswith(f"{name}-"):
+    for folder in runs.iterdir() if is_folder(runs) else ():
+        if not is_file(folder / "plan.json") or not folder.name.startswith(f"{name}-"):
             continue
         try:
             plan = records.read(Plan, folder / "plan.json")

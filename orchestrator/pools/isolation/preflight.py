@@ -13,6 +13,7 @@ from pathlib import Path
 
 from moegate import canonical
 from moegate.errors import MoegateError
+from moegate.paths import is_file, is_folder, is_there
 
 __all__ = ["FREE_BYTES", "no_room", "unreadable"]
 
@@ -25,11 +26,11 @@ _INDEX = "*.safetensors.index.json"
 def unreadable(paths: Iterable[Path]) -> str | None:
     """Return why one of these inputs cannot be used on this host, or None."""
     for path in paths:
-        if not path.exists():
+        if not is_there(path):
             return f"{path} is not on this host (fix: put it there, or correct its path in the matrix)"
-        if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
+        if not os.access(path, os.R_OK | (os.X_OK if is_folder(path) else 0)):
             return f"{path} cannot be read by this user"
-        reason = _incomplete(path) if path.is_dir() else None
+        reason = _incomplete(path) if is_folder(path) else None
         if reason is not None:
             return reason
     return None
@@ -43,7 +44,7 @@ def _incomplete(folder: Path) -> str | None:
             wanted = sorted({str(name) for name in names})
         except (MoegateError, KeyError, TypeError, AttributeError):
             return f"{index} is not an index of weights (fix: copy the checkpoint again)"
-        lost = [name for name in wanted if not (folder / name).is_file() or not (folder / name).stat().st_size]
+        lost = [name for name in wanted if not is_file(folder / name) or not (folder / name).stat().st_size]
         if lost:
             return (
                 f"the weights in {folder} are incomplete: {len(lost)} of {len(wanted)} files are missing or empty, "
@@ -55,7 +56,7 @@ def _incomplete(folder: Path) -> str | None:
 def no_room(folder: str, need: int = FREE_BYTES) -> str | None:
     """Return why a daemon's data folder has no room for a launch; None where it has, or lies on another host."""
     path = Path(folder)
-    if not folder or not path.is_dir():
+    if not folder or not is_folder(path):
         return None
     free = shutil.disk_usage(path).free
     if free >= need:

@@ -224,8 +224,9 @@ def main(argv):
             Path("out.bin").touch()
             os.truncate("out.bin", 300 << 30)
             more = {"outputs": {"out.bin": "0" * 64}}
-        if mode == "output-outside":
-            more = {"outputs": {"../../../../../../../../etc/passwd": "0" * 64}}
+        odd = {"output-outside": "../" * 8 + "etc/passwd", "output-nul": "a\0b", "output-long": "x" * 300}
+        if mode in odd:
+            more = {"outputs": {odd[mode]: "0" * 64}}
         case = {"name": "a", "status": "skipped" if mode == "skipped" else "passed", "message": "", "detail": {}}
         write(out, "kernel-test", cases=[case], **more)
     elif command == "tune":

@@ -40,6 +40,8 @@ ROWS = [
     ("deep", "FAILED", "nested too deeply"),
     ("big-output", "FAILED", "too large"),
     ("output-outside", "FAILED", "leads outside its folder"),
+    ("output-nul", "FAILED", "leads outside its folder"),
+    ("output-long", "FAILED", "is missing"),
 ]
 
 

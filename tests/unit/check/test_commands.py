@@ -90,6 +90,17 @@ def dense(tmp_path: Path, name: str, text: str) -> Path:
     return tmp_path
 
 
+def test_a_name_that_leaves_no_room_for_a_sidecars_is_checked_like_any_other(tmp_path: Path) -> None:
+    folder = tmp_path / "configs" / "triton_3_8_0"
+    folder.mkdir(parents=True)
+    name = f"E=8,N=128,device_name={'x' * 222}.json"
+    assert len(name) < 256 < len(name) + len(".provenance")
+    (folder / name).write_text("{}")
+    done = orchestrator("check", "--configs", tmp_path)
+    assert done.stdout.startswith(("error", "warning")), done.stdout + done.stderr
+    assert "1 config files" in done.stdout
+
+
 def test_files_of_unknown_ops_are_said_not_to_be_checked(tmp_path: Path) -> None:
     root = dense(tmp_path, "other_op,heads=8,device_name=cpu,dtype=float32.json", "{}")
     for folder in (root, root / "dense"):

@@ -48,6 +48,14 @@ def test_an_index_that_is_none_is_said(weights: Path, text: str) -> None:
     assert "is not an index of weights" in (preflight.unreadable([weights]) or "")
 
 
+def test_names_that_no_file_can_have_are_not_there(weights: Path) -> None:
+    assert "is not on this host" in (preflight.unreadable([Path("/" + "x" * 300)]) or "")
+    index = {"weight_map": {"a": "y" * 300, "b": "model-1.safetensors", "c": "z\0"}}
+    (weights / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "2 of 3 files are missing or empty, first yyy" in (preflight.unreadable([weights]) or "")
+    assert preflight.no_room("/" + "x" * 300) is None
+
+
 def test_a_launch_without_its_weights_is_infrastructure_and_starts_nothing(tmp_path: Path) -> None:
     slot = Slot("p", 0, HostDevice(DeviceIdentity("cpu", "c", "cpu:x")))
     spec = LaunchSpec("r", "c", 1, 0, ("touch", "started"), tmp_path, tmp_path / "o", tmp_path / "e", 9.0, slot,

@@ -102,6 +102,14 @@ def test_sarif_reads_the_line_from_the_checkout(red: RunBundle, tmp_path: Path) 
     assert lines == {4, 5, 7}
 
 
+def test_sarif_of_a_tree_that_no_folder_can_be_names_the_files_as_they_were_said(
+    red: RunBundle, tmp_path: Path
+) -> None:
+    arms = tuple(dataclasses.replace(a, configs="/" + "x" * 300) for a in red.plan.arms)
+    bundle = dataclasses.replace(red, plan=dataclasses.replace(red.plan, arms=arms))
+    assert sarif.render(bundle, root=tmp_path).count("float32.json") == sarif.render(bundle).count("float32.json") > 0
+
+
 def test_sarif_finds_the_file_in_the_tree_of_the_candidate(red: RunBundle, tmp_path: Path) -> None:
     path = tmp_path / "tuned" / FILE
     path.parent.mkdir(parents=True)

@@ -159,12 +159,21 @@ def test_server_sees_a_new_run_without_a_restart(port: int, runs: Path, green: R
         "/cpu-2/report.html/x",
         "/cpu-2/",
         "/%00/report.html",
+        f"/{'x' * 3000}/report.html",
         "/plan.json",
     ],
 )
 def test_server_serves_nothing_else(port: int, path: str) -> None:
     status, _, body = get(port, path)
     assert (status, body) == (404, b"not here\n")
+
+
+def test_a_folder_that_has_gone_is_said_and_ends_nothing(port: int, runs: Path) -> None:
+    runs.rename(runs.with_name("elsewhere"))
+    status, _, body = get(port, "/")
+    assert (status, b"is not a folder" in body) == (503, True)
+    runs.with_name("elsewhere").rename(runs)
+    assert get(port, "/")[0] == 200
 
 
 def test_server_follows_no_link_out_of_a_run(port: int, runs: Path, tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 """The parts of the scheduler that need no run: endings, journal, run directory, keys, progress."""
 
 import os
+import time
 from dataclasses import replace
 
 import pytest
 
 from moegate.errors import RecordError, UsageError
 from moegate.journal import Journal, read
-from moegate.records import ComparePolicy, DeviceIdentity, GatePolicy, Plan, PlannedCell, PoolSpec
+from moegate.records import ArmSpec, ComparePolicy, DeviceIdentity, GatePolicy, Plan, PlannedCell, PoolSpec, write
+from orchestrator.bundle import read_run
 from orchestrator.plan import read_history
 from orchestrator.pools.isolation import LaunchResult
 from orchestrator.scheduler import RunDir, execute, keys
@@ -333,3 +335,26 @@ def test_a_result_that_is_a_link_or_too_large_is_not_read(tmp_path):
 def test_a_run_directory_with_too_long_a_name_is_the_persons_fault(tmp_path):
     with pytest.raises(UsageError, match="File name too long"):
         RunDir(tmp_path / ("x" * 300)).create()
+
+
+@pytest.mark.parametrize("configs", ["/" + "x" * 300, "/" + "x/" * 3000, "/dev/null", "/"])
+def test_an_arm_that_leads_nowhere_costs_a_report_only_its_configs(tmp_path, configs):
+    """A plan that somebody sent may name any place: it is not walked to its end."""
+    began = time.monotonic()
+    write(tmp_path / "plan.json", replace(PLAN, arms=(ArmSpec("a", configs=configs),)))
+    facts = read_run(tmp_path)
+    assert len(facts.config_files) <= 64
+    assert [outcome.state for outcome in facts.outcomes] == ["PLANNED", "PLANNED"]
+    assert time.monotonic() - began < 20.0
+
+
+def test_config_files_of_an_arm_are_found_at_every_depth_that_a_tree_has(tmp_path):
+    name = "E=8,N=128,device_name=cpu.json"
+    for above in ("", "triton_3_8_0/", "configs/triton_3_8_0/"):
+        (tmp_path / "tree" / above).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / above / name).write_text("{}")
+    (tmp_path / "tree" / "E=8,N=128,device_name=cpu.provenance.json").write_text("{}")
+    write(tmp_path / "plan.json", replace(PLAN, arms=(ArmSpec("a", configs=str(tmp_path / "tree")),)))
+    assert sorted(read_run(tmp_path).config_files) == sorted(
+        f"a/{above}{name}" for above in ("", "triton_3_8_0/", "configs/triton_3_8_0/")
+    )

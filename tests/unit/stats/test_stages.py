@@ -30,7 +30,10 @@ STILL = [0.001, -0.001, 0.0005, -0.0005, 0.0002]
 SLOW = [-0.03, -0.029, -0.031, -0.0305, -0.0295]
 
 
-@pytest.mark.parametrize("policy", [{"margin": -1.0}, {"q": 1.0}, {"q": 1e-230}, {"tolerance": 0.0}, {"screen": 0}, {"screen": 10**40}])
+@pytest.mark.parametrize(
+    "policy",
+    [{"margin": -1.0}, {"q": 1.0}, {"q": 1e-230}, {"tolerance": 0.0}, {"screen": 0}, {"screen": 10**40}],
+)
 def test_a_plan_whose_policy_cannot_be_is_refused(policy: dict[str, float]) -> None:
     gate = GatePolicy(**{name: value for name, value in policy.items() if name != "screen"})
     compare = ComparePolicy("a", "b", screen=int(policy.get("screen", 5)))
@@ -154,7 +157,7 @@ def test_no_pairs_no_verdict() -> None:
     ],
 )  # fmt: skip
 def test_impossible_rules_are_refused(bad: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="need|at most 1,000,000 pairs"):
+    with pytest.raises(ValueError, match=r"need|at most 1,000,000 pairs"):
         Rules(**bad)  # type: ignore[arg-type]
 
 
@@ -169,8 +172,9 @@ def test_minimum_detectable_effect_is_found_with_its_power() -> None:
 
 def test_the_limits_of_the_rules_can_be_reckoned_with() -> None:
     rules = Rules(screen=MOST_PAIRS, confirm=MOST_PAIRS, futility=MOST_PAIRS, q=LEAST_Q)
+    alpha = rules.q / 1000
     fewer, most = (
-        minimum_detectable_effect(0.01, pairs, margin=rules.margin, alpha=rules.q / 1000) for pairs in (4000, MOST_PAIRS)
+        minimum_detectable_effect(0.01, pairs, margin=rules.margin, alpha=alpha) for pairs in (4000, MOST_PAIRS)
     )
     assert fewer is not None
     assert most is not None
