@@ -36,6 +36,9 @@ Sizes = Annotated[
     ),
 ]
 Engine = Annotated[str, typer.Option(help="Whose kernel: moegate, sglang or vllm.")]
+Routing = Annotated[str, typer.Option(help="uniform, skewed, or a folder of recorded routing.", callback=not_empty)]
+Tp = Annotated[int, typer.Option(min=1, help="Tensor-parallel size, of a model.")]
+Ep = Annotated[int, typer.Option(min=1, help="Expert-parallel size, of a model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 Record = Annotated[Path | None, typer.Option(**PATH, help="Where to write the measurement record.", callback=place)]
 _STEPS = f"Tokens of a step, comma-separated, each at most {MOST_TOKENS}; default: 1,2,4,8."
@@ -66,13 +69,15 @@ def tune(
     strategy: Annotated[str, typer.Option(help="racing, exhaustive or random.")] = "racing",
     no_prior: Annotated[bool, typer.Option("--no-prior", help="Search as on a vendor nobody tuned yet.")] = False,
     without: Annotated[str, typer.Option(help="Architectures that the prior leaves out: sm_90,sm_100.")] = "",
-    routing: Annotated[str, typer.Option(help="uniform, skewed, or a folder of recorded routing.")] = "uniform",
-    ray: Annotated[str | None, typer.Option(help="Lease batch-size groups to the GPUs of this Ray cluster.")] = None,
+    routing: Routing = "uniform",
+    ray: Annotated[
+        str | None, typer.Option(help="Lease batch-size groups to the GPUs of this Ray cluster.", callback=not_empty)
+    ] = None,
     emit: Annotated[
         str, typer.Option(help="sglang, or sglang,vllm for vLLM's spelling too.", callback=not_empty)
     ] = "sglang",
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1,
-    ep: Annotated[int, typer.Option(min=1, help="Expert-parallel size.")] = 1,
+    tp: Tp = 1,
+    ep: Ep = 1,
     seed: Seed = 0,
     python: Python = None,
     result: Record = None,
@@ -104,9 +109,9 @@ def bench(
     graph: Annotated[str, typer.Option(help="eager or full.")] = "eager",
     seed: Seed = 0,
     engine: Engine = "moegate",
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1,
-    ep: Annotated[int, typer.Option(min=1, help="Expert-parallel size.")] = 1,
-    routing: Annotated[str, typer.Option(help="uniform, skewed, or a folder of recorded routing.")] = "uniform",
+    tp: Tp = 1,
+    ep: Ep = 1,
+    routing: Routing = "uniform",
     reps: Annotated[int, typer.Option(min=0, max=_MOST_TIMES, help="Timed replays per batch size; 0 chooses.")] = 0,
     out: Record = None,
     as_json: Json = False,
@@ -187,7 +192,7 @@ def compare(
     ] = 4,
     margin: Annotated[float, typer.Option(help="Relative difference that matters.")] = 0.01,
     engine: Engine = "moegate",
-    routing: Annotated[str, typer.Option(help="uniform, skewed, or a folder of recorded routing.")] = "uniform",
+    routing: Routing = "uniform",
     seed: Seed = 0,
     python: Python = None,
     as_json: Json = False,

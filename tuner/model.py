@@ -6,7 +6,7 @@ from pathlib import Path
 
 from moegate.errors import UsageError
 from moegate.families import load_layout
-from tuner.problem import DTYPES, Problem, parse_shape
+from tuner.problem import DTYPES, OPS, SHAPE_FIELDS, Problem, parse_shape
 
 __all__ = ["problem_of"]
 
@@ -34,8 +34,14 @@ def problem_of(model: Path | None, shape: str | None, op: str, dtype: str, *, en
     if dtype != "auto" and dtype not in DTYPES:
         raise UsageError(f"unknown dtype {dtype!r}", field="--dtype", fix=f"auto or one of {', '.join(DTYPES)}")
     if shape is not None:
+        if (tp, ep) != (1, 1):
+            raise UsageError("a shape is one rank's: --tp and --ep are for a model", field="--tp" if tp > 1 else "--ep",
+                             fix="--shape .. of one rank, with ,ep=.. where there are more")  # fmt: skip
         return parse_shape(shape, op, "bfloat16" if dtype == "auto" else dtype)
     assert model is not None
+    if op in OPS and op != "fused_experts":
+        raise UsageError(f"a model's config does not tell the shape of {op}", field="--op",
+                         fix=f"--shape {'=..,'.join(SHAPE_FIELDS[op])}=..")  # fmt: skip
     layout = load_layout(model)
     shared = layout.fused_shared if engine == "sglang" else 0
     intermediate, experts = layout.shard(tp, ep)

@@ -38,12 +38,15 @@ def ensure_place(path: Path, field: str = "--out") -> Path:
     """Return `path` where a file can be written; `field` is the option that leads there.
 
     Raises:
-        UsageError: a folder, a device or a pipe is there, or its folder is none or takes no files.
+        UsageError: a folder, a device or a pipe is there, its folder is none or takes no files, or nothing can have
+            that name.
     """
     try:
         ensure_writable(path)
     except UsageError as error:
         raise UsageError(error.message, file=error.file, field=field, fix=_FIX) from None
+    except OSError as error:  # a name that is too long, or links in a circle
+        raise UsageError(error.strerror or str(error), file=path, field=field, fix=_FIX) from None
     return path
 
 

@@ -9,7 +9,7 @@ from moegate.canonical import whole
 from moegate.configs import ConfigKey
 from moegate.errors import UsageError
 
-__all__ = ["DTYPES", "OPS", "Problem", "Projection", "parse_shape"]
+__all__ = ["DTYPES", "OPS", "SHAPE_FIELDS", "Problem", "Projection", "parse_shape"]
 
 Projection = Literal["up", "down", "main"]
 
@@ -21,12 +21,17 @@ OPS: dict[str, tuple[Projection, ...]] = {
 }
 """Every tunable op with the kernels that are timed apart."""
 
-_SHAPE_FIELDS: dict[str, tuple[str, ...]] = {
+SHAPE_FIELDS: dict[str, tuple[str, ...]] = {
     "fused_experts": ("E", "N", "H", "topk"),
     "block_fp8_linear": ("N", "K"),
     "store_kv_cache": ("heads", "dim"),
 }
-_OPTIONAL = ("block_n", "block_k", "shared")
+"""What a shape on the command line says of each op."""
+
+_OPTIONAL: dict[str, tuple[str, ...]] = {
+    "fused_experts": ("block_n", "block_k", "shared", "ep"),
+    "block_fp8_linear": ("block_n", "block_k"),
+}
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,9 @@ class Problem:
             raise UsageError(f"unknown op {self.op!r}", field="--op", fix=f"one of {', '.join(OPS)}")
         if self.dtype not in DTYPES:
             raise UsageError(f"unknown dtype {self.dtype!r}", field="--dtype", fix=f"one of {', '.join(DTYPES)}")
+        if self.shared and self.shared >= min(self.topk, self.E):
+            words = f"{self.shared} shared experts leave none of {self.E}, or no slot of {self.topk}, to choose"
+            raise UsageError(words, field="--shape", fix="shared below E and topk")
         if self.topk - self.shared > self.routed * self.ep:
             raise UsageError(f"topk {self.topk} is more than the {self.E} experts", field="--shape")
 
@@ -113,18 +121,19 @@ _MOST = 1 << 30
 
 
 def parse_shape(text: str, op: str, dtype: str) -> Problem:
-    """Read `E=64,N=896,H=1280,topk=6[,block_n=128,block_k=128][,shared=1]`.
+    """Read `E=64,N=896,H=1280,topk=6[,block_n=128,block_k=128][,shared=1][,ep=2]`, one rank's.
 
     Raises:
         UsageError: a field is missing, unknown, twice or no positive number.
     """
     if op not in OPS:
         raise UsageError(f"unknown op {op!r}", field="--op", fix=f"one of {', '.join(OPS)}")
-    needed = _SHAPE_FIELDS[op]
+    needed = SHAPE_FIELDS[op]
+    known = needed + _OPTIONAL.get(op, ())
     values: dict[str, int] = {}
     for part in text.split(","):
         name, _, number = part.strip().partition("=")
-        if name not in needed + _OPTIONAL or name in values:
+        if name not in known or name in values:
             raise UsageError(
                 f"{part.strip()!r} is no field of this shape", field="--shape", fix=f"give {', '.join(needed)}"
             )
@@ -143,4 +152,5 @@ def parse_shape(text: str, op: str, dtype: str) -> Problem:
         return Problem(op, 1, values["N"], values["K"], 1, "fp8_w8a8", block or (128, 128))
     if op == "store_kv_cache":
         return Problem(op, 1, values["heads"], values["dim"], 1, dtype)
-    return Problem(op, values["E"], values["N"], values["H"], values["topk"], dtype, block, values.get("shared", 0))
+    shared, ep = values.get("shared", 0), values.get("ep", 1)
+    return Problem(op, values["E"], values["N"], values["H"], values["topk"], dtype, block, shared, ep)

@@ -199,7 +199,8 @@ def _family(config: Mapping[str, Any], file: str | None, families: tuple[Family,
         types = [section.get("model_type") for _, section in sections]
         family = next((by_type[t] for t in types if isinstance(t, str) and t in by_type), None)
     if family is None:
-        said = ", ".join(repr(name)[:80] for name in named) or "no architecture that is known"
+        said = ", ".join(repr(name)[:80] for name in named)
+        said = f"{said}: no MoE model that is known" if said else "no architecture that is known"
         near = difflib.get_close_matches(named[0][:200], list(by_architecture), n=3) if named else []
         raise UsageError(
             f"is {said}",

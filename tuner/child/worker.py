@@ -29,7 +29,7 @@ _POISON = (
     "device lost",
 )
 _OVER_SHARED = ("shared memory", "out of resource: shared")
-_OUT_OF_MEMORY = ("out of memory", "out_of_memory", "cannot allocate")
+_OUT_OF_MEMORY = ("out of memory", "out_of_memory", "cannot allocate", "storage size calculation overflowed")
 
 
 def classify(error: BaseException) -> tuple[str, bool]:

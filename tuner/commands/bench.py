@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,10 +16,12 @@ from typing import Any
 from moegate import kernels
 from moegate.dispatch import Capabilities, Selection, select
 from moegate.dispatch import Problem as Question
-from moegate.errors import UsageError
+from moegate.errors import InfraError, UsageError
 from moegate.exits import Exit
 from moegate.records import ConfigUse, DeviceIdentity, Launch, Measurement, Proof, Samples, to_json
+from tuner.child.worker import classify
 from tuner.commands.common import INTERPRETED, parse_sizes, publish
+from tuner.engines import ensure_engine
 from tuner.lookup import Lookup, lookup
 from tuner.model import problem_of
 from tuner.pipeline import device_name_of
@@ -92,12 +95,14 @@ def run(
     began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     if graph not in ("eager", "full"):
         raise UsageError(f"unknown graph mode {graph!r}", field="--graph", fix="eager or full")
+    ensure_engine(engine)
     problem = problem_of(model, shape, op, dtype, engine=engine, tp=tp, ep=ep)
     sizes, source = parse_sizes(batch_sizes, _DEFAULT_SIZES), source_of(routing)
     ensure_runnable()
     bench = _prepare(problem, engine, backend, None if configs == "none" else Path(configs), graph == "full", reps)
-    routes, copies = _cold(bench, seed)
-    timed = _time(bench, sizes, routes, seed, source)
+    with _fitting(problem):
+        routes, copies = _cold(bench, seed)
+        timed = _time(bench, sizes, routes, seed, source)
     launch = Launch(
         bench.identity, started, round(time.monotonic() - began, 3), timed.samples, _proof(bench, timed, backend),
         bench.device.peak_memory(),
@@ -131,6 +136,17 @@ def _prepare(problem: Problem, engine: str, backend: str, configs: Path | None, 
     return _Bench(
         problem, engine, selection, found, adapter, device, identity, versions, is_interpreted(), graphs, chosen
     )
+
+
+@contextlib.contextmanager
+def _fitting(problem: Problem) -> Iterator[None]:
+    """Say of what the memory here does not hold that it does not."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if classify(error)[0] != "out-of-memory":
+            raise
+        raise InfraError(f"{problem.op} does not fit into the memory here: {str(error).splitlines()[0]:.200}") from None
 
 
 def _ensure_capturable(op: str, resolved: str) -> None:

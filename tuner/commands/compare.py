@@ -15,7 +15,7 @@ from moegate.records import to_json
 from tuner.child.client import ChildSpec
 from tuner.commands.common import INTERPRETED, interpreter_of, parse_sizes, print_json
 from tuner.compare import LEAST_LEVEL, Compared, compare
-from tuner.engines import ENGINES
+from tuner.engines import ensure_engine
 from tuner.live import LiveOptions
 from tuner.lookup import Lookup, lookup
 from tuner.model import problem_of
@@ -32,8 +32,7 @@ def run(*, a: str, b: str, model: Path | None, shape: str | None, op: str, dtype
         rounds: int, margin: float, engine: str, routing: str, seed: int, python: str | None,
         as_json: bool) -> int:  # fmt: skip
     """Measure and print; exit code 1 where B is slower than A at some batch size."""
-    if engine not in ENGINES:
-        raise UsageError(f"unknown engine {engine!r}", field="--engine", fix=f"one of {', '.join(ENGINES)}")
+    ensure_engine(engine)
     if not 0 < margin < 1:
         raise UsageError(f"is {margin:g}", field="--margin", fix="between 0 and 1, such as 0.01")
     problem = problem_of(model, shape, op, dtype, engine=engine)

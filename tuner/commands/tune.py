@@ -13,7 +13,7 @@ from moegate.exits import Exit
 from moegate.records import Case, ConfigTiming, Measurement, to_json
 from tuner.commands.common import INTERPRETED, interpreter_of, parse_budget, parse_sizes, print_json, publish
 from tuner.effort import effort as effort_of
-from tuner.engines import ENGINES
+from tuner.engines import ensure_engine
 from tuner.finals import Final
 from tuner.model import problem_of
 from tuner.pipeline import TuneOptions, TuneResult, tune
@@ -42,8 +42,7 @@ def run(*, out: Path, model: Path | None, shape: str | None, op: str, dtype: str
     spellings = [word.strip() for word in emit.split(",") if word.strip()]
     if unknown := [word for word in spellings if word not in ("sglang", "vllm")]:
         raise UsageError(f"unknown spelling {unknown[0]!r}", field="--emit", fix="sglang, or sglang,vllm")
-    if engine not in ENGINES:
-        raise UsageError(f"unknown engine {engine!r}", field="--engine", fix=f"one of {', '.join(ENGINES)}")
+    ensure_engine(engine)
     effort_of(effort)
     strategy_of(strategy)
     problem = problem_of(model, shape, op, dtype, engine=engine, tp=tp, ep=ep)

@@ -14,14 +14,21 @@ if TYPE_CHECKING:
     from tuner.engines.base import Adapter
     from tuner.problem import Problem
 
-__all__ = ["ENGINES", "load_adapter"]
+__all__ = ["ENGINES", "ensure_engine", "load_adapter"]
 
 ENGINES: dict[str, str] = {
     "moegate": "tuner.engines.moegate:make",
     "sglang": "tuner.engines.sglang:make",
     "vllm": "tuner.engines.vllm:make",
 }
-"""Engine -> where its adapter is made. Anything else must itself be spelled `module:function`."""
+"""Engine -> where its adapter is made. No command takes anything else; for code, `module:function` is an engine too."""
+
+
+def ensure_engine(engine: str) -> str:
+    """Return the name of an engine; UsageError for any other word."""
+    if engine not in ENGINES:
+        raise UsageError(f"unknown engine {engine!r}", field="--engine", fix=f"one of {', '.join(ENGINES)}")
+    return engine
 
 
 def load_adapter(engine: str, problem: Problem) -> Adapter:
@@ -29,6 +36,6 @@ def load_adapter(engine: str, problem: Problem) -> Adapter:
     place = ENGINES.get(engine, engine)
     module, _, name = place.partition(":")
     if not name:
-        raise UsageError(f"unknown engine {engine!r}", field="--engine", fix=f"one of {', '.join(ENGINES)}")
+        ensure_engine(engine)
     adapter: Adapter = getattr(importlib.import_module(module), name)(problem)
     return adapter

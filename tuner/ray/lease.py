@@ -155,7 +155,10 @@ def _connect(address: str) -> int:
         raise PoolError(f"ray is not installed (fix: {install('ray')})") from None
     if address == "local":
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    ray.init(address=address, include_dashboard=False, logging_level="warning", log_to_driver=False)
+    try:
+        ray.init(address=address, include_dashboard=False, logging_level="warning", log_to_driver=False)
+    except (ValueError, ConnectionError, RuntimeError) as error:  # no address, or nobody there
+        raise PoolError(f"no Ray cluster at {address!r:.80}: {error}"[:500]) from None
     count = int(ray.cluster_resources().get("GPU", 0))
     if count < 1:
         raise PoolError("this Ray cluster has no GPU; on Intel hosts Ray counts them through dpctl (the extra `xpu`)")
@@ -171,7 +174,8 @@ def _shape(options: TuneOptions) -> str:
         return f"N={p.N},K={p.H},block_n={p.block_shape[0]},block_k={p.block_shape[1]}"
     text = f"E={p.E},N={p.N},H={p.H},topk={p.topk}"
     text += f",block_n={p.block_shape[0]},block_k={p.block_shape[1]}" if p.block_shape else ""
-    return text + (f",shared={p.shared}" if p.shared else "")
+    text += f",shared={p.shared}" if p.shared else ""
+    return text + (f",ep={p.ep}" if p.ep > 1 else "")
 
 
 def _merged(options: TuneOptions, records: list[Measurement]) -> TuneResult:
