@@ -173,10 +173,9 @@ def _config_names(tree: Path) -> list[Path]:
 
 def _environment(measurements: Iterable[tuple[Measurement, ...]]) -> dict[str, str]:
     """What the cells' environments agree on; a value that differs between cells is listed with all its spellings."""
-    values: dict[str, list[str]] = {}
+    values: dict[str, dict[str, None]] = {}
     for results in measurements:
         for result in results:
             for name, value in result.environment.items():
-                if value not in values.setdefault(name, []):
-                    values[name].append(value)
+                values.setdefault(name, {})[value] = None
     return {name: " | ".join(found) for name, found in sorted(values.items())}

@@ -23,6 +23,7 @@ __all__ = ["SCHEMA", "from_findings", "render"]
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 MAX_RESULTS = 5000
+MAX_PLACES = 64  # config entries of a cell that are looked up; the first few are told
 _LEVELS = {"error": "error", "warning": "warning", "note": "note"}
 # What the gate reports about cells: rule id -> (short text, what to do).
 _RULES = {
@@ -95,11 +96,16 @@ def _places(bundle: RunBundle, joined: Joined, root: Path | None) -> list[tuple[
             for use in launch.proof.configs:
                 arms[side_of(joined, launch)][use.op, use.projection, use.batch_size] = use
     places: dict[tuple[str, int], None] = {}
+    texts: dict[str, str] = {}
     for key, use in arms[1].items():
         before = arms[0].get(key)
+        if len(places) >= MAX_PLACES:
+            break
         if use.file and (before is None or before.config != use.config):
             path = _inside(root, trees, use.file)
-            places[path or use.file, _line(_text(bundle, root, path, use.file), use.batch_size)] = None
+            if use.file not in texts:
+                texts[use.file] = _text(bundle, root, path, use.file)
+            places[path or use.file, _line(texts[use.file], use.batch_size)] = None
     return sorted(places)
 
 

@@ -67,7 +67,7 @@ def percent(fraction: float | None, digits: int = 1, *, sign: bool = True) -> st
     if fraction is None or not math.isfinite(fraction):
         return DASH
     if fraction >= 9:
-        return f"{TIMES}{fraction + 1:.1f}"
+        return f"{TIMES}{fraction + 1:.1f}" if fraction < 1e6 else f"{TIMES}{fraction:.1e}"
     text = f"{abs(fraction) * 100:.{digits}f}"
     if float(text) == 0:
         return f"{text} %"
@@ -90,10 +90,12 @@ def value(number_: float | None, unit: str = "") -> str:
 
 
 def number(number_: float) -> str:
-    """Write a number with about four significant digits and thin spaces between thousands."""
+    """Write a number with about four significant digits and thin spaces between thousands; far ones with a power."""
     if number_ == 0:
         return "0"
     size = abs(number_)
+    if not 1e-6 <= size < 1e15:
+        return (MINUS if number_ < 0 else "") + f"{size:.3e}"
     digits = max(0, 3 - math.floor(math.log10(size))) if size < 1000 else 0
     text = f"{size:,.{min(digits, 6)}f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
     return (MINUS if number_ < 0 else "") + text
@@ -109,6 +111,8 @@ def duration(seconds: float | None) -> str:
     """Write seconds for a person: `850 ms`, `12.3 s`, `4 min 05 s`, `2 h 10 min`."""
     if seconds is None or not math.isfinite(seconds):
         return DASH
+    if abs(seconds) >= 1e9:
+        return f"{number(seconds)} s"
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:

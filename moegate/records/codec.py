@@ -21,6 +21,7 @@ from moegate.paths import write_atomic
 __all__ = ["from_json", "read", "to_json", "write"]
 
 T = TypeVar("T")
+_MOST_WHOLE = 1 << 63  # whole numbers that any float, and any other reader, can hold too
 
 
 def to_json(record: Any) -> Any:
@@ -111,6 +112,8 @@ def _decode_scalar(hint: Any, obj: Any, field: str, file: str | Path | None) -> 
         return value
     if type(obj) is not hint:
         _fail(f"must be {hint.__name__}, not {_name(obj)}", field, file)
+    if hint is int and not -_MOST_WHOLE <= obj < _MOST_WHOLE:
+        _fail("is no number of 64 bits", field, file)
     return obj
 
 

@@ -61,7 +61,7 @@ def void_reason(baseline: Readings, candidate: Readings) -> str | None:
             continue
         try:
             broken = check.broken(a, b)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return f"{check.name} is not readable"
         if broken:
             return check.says

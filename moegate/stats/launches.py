@@ -12,6 +12,9 @@ from statistics import median
 from moegate.records import Launch, Samples
 from moegate.stats.covariates import void_reason
 
+LEAST, MOST = 1e-30, 1e30
+"""What a launch may have measured, in whatever unit: far beyond any time or rate."""
+
 
 def roles(launches: Sequence[Launch], arms: tuple[str, str]) -> tuple[Launch, Launch] | str:
     """(baseline, candidate) among the launches of one pair, or why there is no pair. Of several tries the last counts.
@@ -39,12 +42,15 @@ def samples_of(launch: Launch, metric: str | None) -> Samples | None:
 
 
 def value_of(samples: Samples) -> float | None:
-    """What a launch says of a metric: the median of its values; None where that is not a positive number."""
+    """What a launch says of a metric: the median of its values; None where that is no number to reckon with.
+
+    That is a positive one between `LEAST` and `MOST`, whose ratios no exponential overflows.
+    """
     values = samples.values
     if not values:
         return None
     value = values[0] if len(values) == 1 else median(values)
-    return value if math.isfinite(value) and value > 0.0 else None
+    return value if LEAST <= value <= MOST else None
 
 
 def log_ratio(launches: Sequence[Launch], arms: tuple[str, str], metric: str | None) -> float | str:

@@ -20,6 +20,7 @@ from moegate.stats.stages import EQUIVALENCE_ALPHA, Rules
 _EFFICIENCY = math.sqrt(math.pi / 3.0)
 _NORMAL = NormalDist()
 _MAD_TO_SD = 1.4826
+_MOST_LOG = 100.0  # of a change: no run has ever seen one of e^100
 
 
 def pair_sd(log_ratios: ArrayLike) -> float:
@@ -46,11 +47,12 @@ def minimum_detectable_effect(
     """The smallest true change (fraction) that `pairs` confirmation pairs find with probability `power`.
 
     sd: per pair, log ratio. margin: fraction. alpha: the p-value that is needed (q / cells of the family for the worst
-    case). None where 2^-pairs > alpha: then nothing can be found, however large.
+    case). None where 2^-pairs > alpha: then nothing can be found, however large; so it is where the noise is endless.
     """
     if pairs < 1 or 2.0**-pairs > alpha:
         return None
-    return math.expm1(math.log1p(margin) + sd * _reach(pairs, alpha, power))
+    effect = math.log1p(margin) + sd * _reach(pairs, alpha, power)
+    return math.expm1(effect) if effect < _MOST_LOG else None
 
 
 @lru_cache(maxsize=512)

@@ -9,6 +9,7 @@ A difference of exactly zero keeps its rank and counts against the alternative: 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -58,7 +59,7 @@ def null_cdf(n: int) -> FloatArray:
     return cdf
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)  # one of 200 pairs holds 320 KB
 def _tied_cdf(doubled_ranks: tuple[int, ...]) -> FloatArray:
     """P(2W <= w) under the null for these doubled mid-ranks."""
     cdf = np.minimum(np.cumsum(_sign_flip_pmf(doubled_ranks)), 1.0)
@@ -135,8 +136,14 @@ def equivalence_p(log_ratios: ArrayLike, tolerance: float) -> FloatArray:
     return np.maximum(one_sided_p(log_ratios, -tolerance, 1), one_sided_p(log_ratios, -tolerance, -1))
 
 
+_LAID_OUT = 1000
+"""Pairs of which all Walsh averages are laid out; of more, which no policy in use takes, they are counted."""
+
+_AT_ONCE = 1 << 22  # averages in memory together, of however many cells
+
+
 def walsh_averages(log_ratios: ArrayLike) -> FloatArray:
-    """All pairwise means, i <= j: ``[..., n] -> [..., n(n+1)/2]``, unsorted."""
+    """All pairwise means, i <= j: ``[..., n] -> [..., n(n+1)/2]``, unsorted. For at most a few thousand pairs."""
     rows = as_rows(log_ratios)
     first, second = _pairs(rows.shape[-1])
     return np.asarray(0.5 * (rows[..., first] + rows[..., second]))
@@ -149,7 +156,50 @@ def _pairs(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 def hodges_lehmann(log_ratios: ArrayLike) -> FloatArray:
     """The Hodges-Lehmann estimate: the median of the Walsh averages. ``[..., n] -> [...]``."""
-    return np.asarray(np.median(walsh_averages(log_ratios), axis=-1))
+    count = _walsh_count(log_ratios)
+    low, high = _order_statistics(log_ratios, ((count - 1) // 2, count // 2))
+    return np.asarray(0.5 * (low + high))
+
+
+def _walsh_count(log_ratios: ArrayLike) -> int:
+    n = int(as_rows(log_ratios).shape[-1])
+    return n * (n + 1) // 2
+
+
+def _order_statistics(log_ratios: ArrayLike, ranks: tuple[int, int]) -> tuple[FloatArray, FloatArray]:
+    """The Walsh averages of two ranks, from 0: ``[..., n] -> two [...]``. In a memory that does not grow with n."""
+    rows = as_rows(log_ratios)
+    shape, n = rows.shape[:-1], rows.shape[-1]
+    flat = rows.reshape(-1, n)
+    if n > _LAID_OUT:
+        found = np.array([[_counted(np.sort(row), rank) for rank in ranks] for row in flat]).reshape(-1, 2)
+    else:
+        block = max(_AT_ONCE // _walsh_count(rows), 1)
+        parts = [np.partition(walsh_averages(flat[at : at + block]), sorted(set(ranks)), axis=-1)[:, ranks]
+                 for at in range(0, len(flat), block)]  # fmt: skip
+        found = np.concatenate(parts) if parts else np.empty((0, 2))
+    return found[:, 0].reshape(shape), found[:, 1].reshape(shape)
+
+
+def _counted(ordered: FloatArray, rank: int) -> float:
+    """The Walsh average of a rank, found by halving the range in which it lies: those below are counted, none listed."""
+    first = np.arange(ordered.size)
+
+    def up_to(value: float) -> int:
+        reach = np.searchsorted(ordered, 2.0 * value - ordered, side="right") - first  # j >= i with an average <= it
+        return int(np.sum(np.maximum(reach, 0)))
+
+    return ranked(up_to, rank, float(ordered[0]), float(ordered[-1]))
+
+
+def ranked(up_to: Callable[[float], int], rank: int, low: float, high: float) -> float:
+    """The value of a rank (from 0) between `low` and `high`, of which only is known how many are `up_to` a number."""
+    while low < (middle := 0.5 * (low + high)) < high:
+        if up_to(middle) > rank:
+            high = middle
+        else:
+            low = middle
+    return high
 
 
 def interval(log_ratios: ArrayLike, level: float = 0.95) -> Interval:
@@ -160,11 +210,10 @@ def interval(log_ratios: ArrayLike, level: float = 0.95) -> Interval:
 
 def intervals(log_ratios: ArrayLike, level: float = 0.95) -> tuple[FloatArray, FloatArray, float]:
     """Lower bounds ``[...]``, upper bounds ``[...]`` and the level that they really have, for ``[..., n]``."""
-    averages = walsh_averages(log_ratios)
-    n, count = np.shape(log_ratios)[-1], averages.shape[-1]
-    rank, got = _interval_rank(n, level)
-    ordered = np.partition(averages, sorted({rank, count - 1 - rank}), axis=-1)
-    return ordered[..., rank], ordered[..., count - 1 - rank], got
+    count = _walsh_count(log_ratios)
+    rank, got = _interval_rank(np.shape(log_ratios)[-1], level)
+    low, high = _order_statistics(log_ratios, (rank, count - 1 - rank))
+    return low, high, got
 
 
 @lru_cache(maxsize=1024)

@@ -33,6 +33,9 @@ EQUIVALENCE_ALPHA = 0.05
 MOST_PAIRS = 1_000_000
 """Of a stage: far beyond any run's, and few enough to reckon with."""
 
+MOST_CHANGE = 100.0
+"""Of a margin or a tolerance, as a fraction: a matrix allows less than 1."""
+
 LEAST_Q = 1e-12
 """The strictest false discovery rate: about what 40 pairs that all agree can prove (2^-40)."""
 
@@ -58,8 +61,10 @@ class Rules:
             raise ValueError("screen and futility need at least 1 pair, confirm at least 0")
         if max(self.screen, self.confirm, self.futility or 0) > MOST_PAIRS:
             raise ValueError(f"screen, confirm and futility are at most {MOST_PAIRS:,} pairs")
-        if self.margin < 0 or self.tolerance <= 0 or not LEAST_Q <= self.q < 1:
-            raise ValueError(f"margin >= 0, tolerance > 0 and {LEAST_Q:g} <= q < 1 are needed")
+        if not 0 <= self.margin < MOST_CHANGE or not 0 < self.tolerance < MOST_CHANGE or not LEAST_Q <= self.q < 1:
+            raise ValueError(
+                f"0 <= margin < {MOST_CHANGE:g}, 0 < tolerance < {MOST_CHANGE:g} and {LEAST_Q:g} <= q < 1 are needed"
+            )
 
     @property
     def log_margin(self) -> float:

@@ -9,9 +9,10 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moegate.stats.signedrank import FloatArray, Interval, as_rows
+from moegate.stats.signedrank import FloatArray, Interval, as_rows, ranked
 
 _EXACT_PRODUCT = 5000  # exact null distribution up to this many differences (70 x 70 pairs)
+_LAID_OUT = 1 << 20  # differences that are listed; of more, which no policy in use takes, they are counted
 
 
 def shift(first: ArrayLike, second: ArrayLike, level: float = 0.95) -> tuple[float, Interval]:
@@ -20,10 +21,25 @@ def shift(first: ArrayLike, second: ArrayLike, level: float = 0.95) -> tuple[flo
     first ``[n]``, second ``[m]``: log ratios of two cells.
     """
     a, b = as_rows(first), as_rows(second)
-    differences = np.sort(np.subtract.outer(a, b).ravel())
+    count = a.size * b.size
     rank, got = _rank(a.size, b.size, level)
-    low, high = float(differences[rank]), float(differences[differences.size - 1 - rank])
-    return float(np.median(differences)), Interval(low, high, got)
+    wanted = (rank, count - 1 - rank, (count - 1) // 2, count // 2)
+    if count <= _LAID_OUT:
+        differences = np.sort(np.subtract.outer(a, b).ravel())
+        low, high, *middle = (float(differences[at]) for at in wanted)
+    else:
+        low, high, *middle = _counted(a, np.sort(b), wanted)
+    return 0.5 * sum(middle), Interval(low, high, got)
+
+
+def _counted(a: FloatArray, ordered: FloatArray, ranks: tuple[int, ...]) -> list[float]:
+    """The differences a - b of these ranks, counted and not listed; `ordered`: b, ascending."""
+
+    def up_to(value: float) -> int:
+        return int(np.sum(ordered.size - np.searchsorted(ordered, a - value, side="left")))
+
+    ends = float(np.min(a) - ordered[-1]), float(np.max(a) - ordered[0])
+    return [ranked(up_to, rank, *ends) for rank in ranks]
 
 
 def two_sample_p(first: ArrayLike, second: ArrayLike, margin: float, direction: int = 1) -> float:
@@ -56,6 +72,8 @@ def _rank(n: int, m: int, level: float) -> tuple[int, float]:
 @lru_cache(maxsize=256)
 def _null_pmf(n: int, m: int) -> FloatArray:
     """P(U = u), u = 0 .. nm: the count recursion over which sample holds the largest value."""
+    if m > n:
+        return _null_pmf(m, n)  # the same by symmetry, and as many rows as the smaller sample has values
     # row[j] after i rounds: the distribution of U for samples of i and j. Masses, not counts: nothing overflows.
     size = n * m + 1
     row = [_point(size) for _ in range(m + 1)]

@@ -71,4 +71,7 @@ def _scores(detail: Mapping[str, Any]) -> dict[str, float] | None:
     scores = detail.get("scores")
     if not isinstance(scores, dict) or not all(isinstance(v, int | float) for v in scores.values()):
         return None
-    return {str(key): float(value) for key, value in scores.items()}
+    try:
+        return {str(key): float(value) for key, value in scores.items()}
+    except OverflowError:  # a whole number beyond any float
+        return None

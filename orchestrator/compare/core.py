@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from moegate.records import CellVerdict, Comparison, Effect, Measurement, Plan, PlannedCell
 from moegate.records.plan import Family
@@ -34,6 +35,9 @@ from orchestrator.compare.pairs import CellPairs, Pair, pair_up
 
 TAIL_FLOORS = {"p99": 662, "p90": 64}
 """Requests per arm below which a tail quantile is shown but never gated."""
+
+_MOST_METRICS = 400
+"""Of a cell that are estimated: more than any kind measures. The primary one is always among them."""
 
 _TAIL = re.compile(r"(?:^|_)(p\d+)(?:_|$)")
 
@@ -141,7 +145,7 @@ def _fill_effects(works: Sequence[_Work]) -> None:
         # Pairs that picked a cell for being far out would overstate how far out it is.
         work.used = tuple(pair for pair in work.found.pairs if pair.stage == "confirm" or not proven)
         names = dict.fromkeys([work.primary.metric, *(s.metric for s in work.used[0].baseline.samples)])
-        for name in names:
+        for name in islice(names, _MOST_METRICS):
             metric = metric_pairs(work.used, name)
             if isinstance(metric, MetricPairs):
                 rows.append(metric)
@@ -216,7 +220,7 @@ def _ungated_tail(work: _Work) -> str | None:
 
 def _requests(detail: Mapping[str, object]) -> int:
     completed = detail.get("completed")
-    return int(completed) if isinstance(completed, int | float) else 0
+    return int(completed) if isinstance(completed, int | float) and 0 <= completed < 1e15 else 0
 
 
 def _peak_memory(pairs: Sequence[Pair]) -> dict[str, int]:

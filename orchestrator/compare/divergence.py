@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -13,6 +12,7 @@ from moegate.records import Divergence
 __all__ = ["first_divergence"]
 
 _SHOWN = 40
+_MOST = 1e18  # a token or a log-probability: beyond it is none
 
 
 def first_divergence(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Divergence | None:
@@ -63,7 +63,7 @@ def _answers(value: object) -> dict[str, dict[str, Any]]:
 
 def _numbers(value: object) -> bool:
     return isinstance(value, list | tuple) and all(
-        isinstance(item, int | float) and not isinstance(item, bool) and math.isfinite(item) for item in value
+        isinstance(item, int | float) and not isinstance(item, bool) and abs(item) < _MOST for item in value
     )
 
 

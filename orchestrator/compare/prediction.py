@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from moegate.canonical import whole
 from moegate.records import PlannedCell
 from moegate.stats import hodges_lehmann, samples_of, value_of
 from orchestrator.compare.pairs import Pair
@@ -16,7 +18,9 @@ from orchestrator.compare.pairs import Pair
 KernelTimes = Mapping[int, tuple[float, float]]
 """Batch size -> (baseline, candidate) microseconds."""
 
-_PER_BATCH = re.compile(r"kernel_time\D+(\d+)\D*")
+_PER_BATCH = re.compile(r"kernel_time\D+(\d{1,9})\D*")
+_MOST_BATCH = 1_000_000_000
+_MOST_GAIN = 1e6  # a step that is almost all saving tells nothing but that the two clocks disagree
 _TPOT = "median_tpot_ms"
 _OP = "fused_experts"
 _SHARED_AXES = ("engine", "moe_runner_backend", "dtype")
@@ -49,13 +53,21 @@ def predict(
     steps = sum(seen.values())
     if not times or steps <= 0 or any(min(pair) <= 0.0 for pair in times.values()):
         return None
-    nearest = {size: min(times, key=lambda m: (abs(m - size), m)) for size in seen}
+    timed = sorted(times)
+    nearest = {size: _nearest(timed, size) for size in seen}
     old, new = (sum(n * times[nearest[size]][arm] for size, n in seen.items()) / steps for arm in (0, 1))
     exact = sum(n for size, n in seen.items() if size in times) / steps
     if layers is None or tpot_us is None:
         return Prediction(gain=old / new - 1.0, exact=exact, whole_step=True)
     rest = tpot_us - layers * (old - new)
-    return Prediction(gain=tpot_us / rest - 1.0, exact=exact, whole_step=False) if rest > 0.0 else None
+    # Written as a product: a quotient by next to nothing overflows.
+    return Prediction(tpot_us / rest - 1.0, exact, whole_step=False) if rest * _MOST_GAIN > tpot_us else None
+
+
+def _nearest(timed: Sequence[int], size: int) -> int:
+    """The timed batch size next to this one; of two, the smaller."""
+    at = bisect_left(timed, size)
+    return min(timed[max(at - 1, 0) : at + 1], key=lambda m: (abs(m - size), m))
 
 
 def kernel_times(pairs: Sequence[Pair]) -> dict[int, tuple[float, float]]:
@@ -65,12 +77,12 @@ def kernel_times(pairs: Sequence[Pair]) -> dict[int, tuple[float, float]]:
     contradicts the gain of the kernel cell itself.
     """
     result: dict[int, tuple[float, float]] = {}
-    names = {samples.metric for pair in pairs for samples in pair.baseline.samples}
-    for name in names:
+    tables = [[{s.metric: s for s in reversed(launch.samples)} for launch in (p.baseline, p.candidate)] for p in pairs]
+    for name in {name for old, _ in tables for name in old}:
         match = _PER_BATCH.fullmatch(name)
         if match is None:
             continue
-        values = [(samples_of(p.baseline, name), samples_of(p.candidate, name)) for p in pairs]
+        values = [(old.get(name), new.get(name)) for old, new in tables]
         both = [(value_of(a), value_of(b)) for a, b in values if a is not None and b is not None]
         known = [(a, b) for a, b in both if a is not None and b is not None]
         if known:
@@ -85,7 +97,9 @@ def batch_sizes(pairs: Sequence[Pair]) -> dict[int, int]:
     total: Counter[int] = Counter()
     for pair in pairs:
         for launch in (pair.baseline, pair.candidate):
-            total.update({int(size): count for size, count in launch.batch_sizes.items()})
+            for size, count in launch.batch_sizes.items():
+                if (number := whole(size, 1, _MOST_BATCH)) is not None and count > 0:
+                    total[number] += count
     return dict(total)
 
 

@@ -29,6 +29,9 @@ __all__ = ["MAX_RESULT_BYTES", "RunDir", "fresh_id", "newest"]
 MAX_RESULT_BYTES = 32 << 20
 """A result beyond this is none: it is neither written nor, from wherever it came, read."""
 _CELL_ID = re.compile(r"[a-z0-9][a-z0-9_.-]{0,126}")
+MOST_CELLS, MOST_GLOBS = 100_000, 1_000
+"""Of a plan: what a matrix may expand to, and rules that are held against each of its cells."""
+
 _ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,5})")
 
 
@@ -94,6 +97,10 @@ class RunDir:
                 "is not a run directory: it holds no plan.json", file=self.path, fix="name a folder of runs/"
             )
         plan = records.read(Plan, self.plan_file)
+        globs = len(plan.gate.required) + len(plan.gate.quarantine)
+        for number, most, what in ((len(plan.cells), MOST_CELLS, "cells"), (globs, MOST_GLOBS, "globs of the gate")):
+            if number > most:
+                raise RecordError(f"has {number:,} {what}; at most {most:,} are read", file=self.plan_file)
         for cell in plan.cells:  # they name folders
             if not _CELL_ID.fullmatch(cell.id):
                 raise RecordError(f"{cell.id[:80]!r} cannot be the id of a cell", file=self.plan_file)

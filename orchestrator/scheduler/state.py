@@ -25,6 +25,7 @@ class CellHistory:
     ratios: dict[int, tuple[float, ...]] = field(default_factory=dict)
     final: tuple[State, str] | None = None
     final_seq: int = -1
+    places: dict[int, int] = field(default_factory=dict)  # of attempts in their list, by number
 
     def finished(self, stage: str) -> Attempt | None:
         """The newest passed attempt of a stage, or None."""
@@ -56,14 +57,16 @@ def _fold(cells: dict[str, CellHistory], entry: Entry) -> None:
     data = entry.data
     if entry.kind == "lease":
         history = cells.setdefault(data["cell"], CellHistory(data["cell"]))
-        history.attempts.append(_leased(data, entry.time))
+        attempt = _leased(data, entry.time)
+        history.places.setdefault(attempt.number, len(history.attempts))
+        history.attempts.append(attempt)
         history.final = None
     elif entry.kind == "launch":
         history = cells[data["cell"]]
         history.attempts[-1] = replace(history.attempts[-1], state="RUNNING")
     elif entry.kind == "done":
         history = cells[data["cell"]]
-        at = next((i for i, a in enumerate(history.attempts) if a.number == data["attempt"]), None)
+        at = history.places.get(data["attempt"])
         if at is not None:
             history.attempts[at] = _ended(history.attempts[at], data)
             history.ratios[data["attempt"]] = tuple(float(ratio) for ratio in data.get("ratios") or ())

@@ -106,10 +106,12 @@ def gain_ticks(low: float, high: float, most: int = 7) -> list[float]:
 
 
 def nice_ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Return round numbers inside `low..high`."""
+    """Return round numbers inside `low..high`; the two ends where the range is beyond what has round numbers."""
+    raw = (high - low) / most
     if not high > low:
         return [low]
-    raw = (high - low) / most
+    if not 1e-300 < raw < 1e300:
+        return [low, high]
     magnitude = 10.0 ** math.floor(math.log10(raw))
     step = next((m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= raw), 10 * magnitude)
     first = math.ceil(low / step)

@@ -19,6 +19,7 @@ __all__ = ["Axis", "axis_ruler", "forest_axis", "interval"]
 
 WIDTH, HEIGHT = 1000.0, 30.0
 _EDGE = 14.0
+_MOST_LOG = 700.0  # whose exponential is still a number
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def forest_axis(gains: Iterable[float], zone: float) -> Axis:
     low, high = min(values), max(values)
     pad = 0.04 * (high - low)
     scale = Scale(low - pad, high + pad, _EDGE, WIDTH - _EDGE)
-    lowest, highest = math.expm1(low - pad), math.expm1(high + pad)
+    lowest, highest = math.expm1(low - pad), math.expm1(min(high + pad, _MOST_LOG))
     return Axis(scale, tuple(gain_ticks(lowest, highest)), zone)
 
 

@@ -25,7 +25,7 @@ SHORT = {
 }
 # A parameter that a configuration leaves to the compiler.
 UNSET = "unset"
-_MOST_BATCHES, _MOST_PARAMS = 40, 16
+_MOST_BATCHES, _MOST_PARAMS, _MOST_TABLES = 40, 16, 24
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def _title(members: list[Joined]) -> list[str]:
 def _tables(base: Iterable[ConfigUse], cand: Iterable[ConfigUse]) -> tuple[ConfigTable, ...]:
     left = {(u.op, u.projection, u.batch_size): u for u in base}
     right = {(u.op, u.projection, u.batch_size): u for u in cand}
-    groups = sorted({key[:2] for key in (*left, *right)}, key=lambda key: (key[0], key[1] != "up"))
+    groups = sorted({key[:2] for key in (*left, *right)}, key=lambda key: (key[0], key[1] != "up"))[:_MOST_TABLES]
     return tuple(_table(op, projection, left, right) for op, projection in groups)
 
 

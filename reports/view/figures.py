@@ -13,6 +13,7 @@ from reports.view.joined import Joined, primary_value, side_of
 
 __all__ = ["history_figure", "latency_curves", "launch_strip"]
 
+_MOST = 1e15  # of a latency, in milliseconds
 _MOST_DRAWN = 400  # launches: beyond what any policy in use takes, and little enough for a page
 
 
@@ -84,7 +85,9 @@ def _series(launch: Launch) -> list[tuple[str, list[float]]]:
     if not isinstance(raw, dict):
         return []
     rows = [(str(name), values) for name, values in raw.items() if isinstance(values, list)]
-    return [(name, [float(v) for v in values if isinstance(v, int | float)]) for name, values in rows]
+    return [
+        (name, [float(v) for v in values if isinstance(v, int | float) and abs(v) < _MOST]) for name, values in rows
+    ]
 
 
 def history_figure(bundle: RunBundle, joined: Joined) -> Markup:
