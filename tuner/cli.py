@@ -211,7 +211,7 @@ def compare(
 
 @app.command()
 def emit(
-    source: Annotated[Path, typer.Argument(**PATH, help="A folder of tuned config files.")],
+    source: Annotated[Path, typer.Argument(**{**PATH, "metavar": "source"}, help="A folder of tuned config files.")],
     target: Annotated[str, typer.Option("--for", help="sglang or vllm.")],
     out: Annotated[Path, typer.Option(**PATH, help="Folder to write into.")],
     as_json: Json = False,

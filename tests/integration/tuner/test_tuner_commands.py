@@ -179,8 +179,22 @@ def test_a_folder_that_takes_no_files_is_named_before_anything_is_measured(taken
     (tmp_path / taken).write_text("")
     done = _tuner("tune", "--model", TINY, "--dtype", "float32", "--batch-sizes", "1", "--effort", "quick", "--out",
                   tmp_path, check=False)  # fmt: skip
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"tuner: {tmp_path / taken}: is no folder")
+    fix = "--out: is no folder (fix: move what is there away, or name another place)"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"tuner: {tmp_path / taken}: {fix}")
     assert "measuring" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["journal", ".json", ".provenance.json"])
+def test_a_folder_under_the_name_of_a_file_is_named_before_a_child_starts(kind: str, tmp_path: Path) -> None:
+    stem = f"configs/{directory_name(version('triton'))}/E=8,N=64,device_name=cpu,dtype=float32_down"
+    taken = tmp_path / (kind if kind == "journal" else stem + kind)
+    taken.mkdir(parents=True)
+    done = _tuner("tune", "--model", TINY, "--dtype", "float32", "--batch-sizes", "1", "--effort", "quick", "--out",
+                  tmp_path, check=False)  # fmt: skip
+    fix = "(fix: move what is there away, or name another place)"
+    assert done.stderr == f"tuner: {taken}: --out: is a folder, not the name of a file {fix}\n"
+    assert done.returncode == 2
+    assert not (tmp_path / "children").exists()
 
 
 def test_an_op_of_one_kernel_is_compared_by_its_own_files(tmp_path: Path) -> None:

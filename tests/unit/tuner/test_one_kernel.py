@@ -17,6 +17,7 @@ from moegate.errors import UsageError
 from moegate.kernels import code_hash, hash_of, kernel_files
 from moegate.records import Launch, Measurement, Provenance, read
 from tuner.child.client import ChildSpec, Worker
+from tuner.commands.common import INTERPRETED
 from tuner.config import Config
 from tuner.emit import Origin, emit_all, single_name
 from tuner.engines import load_adapter
@@ -80,6 +81,7 @@ def test_their_files(tmp_path: Path) -> None:
     [
         (Problem("block_fp8_linear", 1, 256, 200, 1, "fp8_w8a8", (128, 128)), "multiple of 128"),
         (Problem("block_fp8_linear", 1, 256, 256, 1, "fp8_w8a8", (32, 32)), "no kernel"),
+        (Problem("fused_experts", 4, 130, 256, 1, "fp8_w8a8", (128, 128)), "N must be a multiple of 8"),
         (Problem("store_kv_cache", 1, 4, 64, 1, "fp8_w8a8"), "bfloat16"),
     ],
 )
@@ -99,9 +101,10 @@ def _bench(tmp_path: Path, op: str, shape: str, backend: str, configs: str) -> L
                "--batch-sizes", "1,5", "--moe-runner-backend", backend, "--configs", configs, "--out",
                str(tmp_path / "bench.json")]  # fmt: skip
     plain = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    subprocess.run(command, check=True, capture_output=True, timeout=120, env=plain)
+    done = subprocess.run(command, check=True, capture_output=True, timeout=120, env=plain, text=True)
     measurement = read(Measurement, tmp_path / "bench.json")
     assert measurement.interpreter == (backend == "triton")
+    assert (f"\n{INTERPRETED}\n" in done.stderr) == measurement.interpreter
     return measurement.launches[0]
 
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from moegate.configs import BATCH_SIZES
-from moegate.errors import UsageError
+from moegate.errors import InfraError, UsageError
 from tuner.cli import app
 from tuner.commands import bench, compare, tune
 from tuner.commands.common import parse_budget, parse_sizes
 from tuner.commands.compile import run as compile_configs
 from tuner.commands.verify import run as verify
 from tuner.model import problem_of
+from tuner.pipeline import TuneOptions
 from tuner.problem import Problem, parse_shape
+from tuner.ray.lease import lease_argv
 
 OCR = Path(__file__).resolve().parents[3] / "examples/models/deepseek-ocr-2"
 
@@ -39,6 +43,9 @@ def test_shape() -> None:
         ("Q=1", "no field"),
         ("E=4,N=8,H=8,topk=1,block_n=128", "come together"),
         ("E=٤,N=8,H=8,topk=1", "positive number"),
+        ("E=4,N=8,H=8,topk=2,shared=9", "9 shared experts leave none of 4"),
+        ("E=4,N=8,H=8,topk=2,shared=2", "no slot of 2"),
+        ("E=4,N=8,H=8,topk=2,ep=0", "positive number"),
     ],
 )
 def test_bad_shapes_say_what_is_wrong(text: str, words: str) -> None:
@@ -60,7 +67,7 @@ def test_budget() -> None:
     assert parse_budget("45s") == 45
     assert parse_budget("1.5h") == 5400
     assert parse_budget(None) is None
-    for bad in ("-3m", "soon", "0"):
+    for bad in ("-3m", "soon", "0", "9" * 400, "٣s", "inf"):
         with pytest.raises(UsageError):
             parse_budget(bad)
 
@@ -83,6 +90,114 @@ def test_model_or_shape_but_not_both() -> None:
         problem_of(OCR, "E=1", "fused_experts", "auto")
     with pytest.raises(UsageError, match="unknown dtype"):
         problem_of(OCR, None, "fused_experts", "int3")
+
+
+@pytest.mark.parametrize("words", ["heads=1,dim=8,shared=1", "heads=1,dim=8,block_n=8,block_k=8", "heads=1,dim=8,ep=2"])
+def test_what_an_op_has_not_is_no_part_of_its_shape(words: str) -> None:
+    with pytest.raises(UsageError, match="no field of this shape"):
+        parse_shape(words, "store_kv_cache", "float32")
+
+
+def test_a_shape_is_of_one_rank() -> None:
+    problem = problem_of(None, "E=4,N=8,H=8,topk=6,ep=2", "fused_experts", "float32")
+    assert (problem.E, problem.ep) == (4, 2)
+    for words, field in (({"tp": 2}, "--tp"), ({"ep": 2}, "--ep")):
+        with pytest.raises(UsageError, match="one rank's") as error:
+            problem_of(None, "E=4,N=8,H=8,topk=2", "fused_experts", "float32", **words)  # type: ignore[arg-type]
+        assert error.value.field == field
+
+
+@pytest.mark.parametrize(("op", "shape"), [("store_kv_cache", "heads=..,dim=.."), ("block_fp8_linear", "N=..,K=..")])
+def test_a_model_does_not_tell_the_shape_of_another_op(op: str, shape: str) -> None:
+    with pytest.raises(UsageError, match="does not tell the shape") as error:
+        problem_of(OCR, None, op, "auto")
+    assert error.value.fix == f"--shape {shape}"
+
+
+def test_a_model_without_experts_is_named_so(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "hidden_size": 64}')
+    with pytest.raises(UsageError, match="'LlamaForCausalLM': no MoE model that is known"):
+        problem_of(tmp_path, None, "fused_experts", "auto")
+
+
+TINY = Problem("fused_experts", 8, 64, 128, 2, "float32")
+LEASED = [
+    parse_shape("heads=4,dim=64", "store_kv_cache", "float32"),
+    parse_shape("N=512,K=1024,block_n=1,block_k=128", "block_fp8_linear", "auto"),
+    Problem("fused_experts", 9, 64, 128, 3, "fp8_w8a8", (128, 128), shared=1, ep=4),
+    TINY,
+]
+
+
+@pytest.mark.parametrize("problem", LEASED)
+def test_a_lease_tunes_the_problem_itself(problem: Problem) -> None:
+    argv = lease_argv(TuneOptions(problem, (1,), Path("out")), (1,))
+    told = dict(pairwise(argv))
+    assert problem_of(None, told["--shape"], told["--op"], told["--dtype"]) == problem
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (["tune", "--out", ""], "--out"),
+        (["tune", "--out", "x", "--result", ""], "--result"),
+        (["tune", "--out", "x", "--model", " "], "--model"),
+        (["tune", "--out", "x", "--routing", ""], "--routing"),
+        (["tune", "--out", "x", "--ray", ""], "--ray"),
+        (["bench", "--configs", ""], "--configs"),
+        (["bench", "--reps", "10001"], "--reps"),
+        (["verify", "--out", ""], "--out"),
+        (["replay", "--journal", ""], "--journal"),
+        (["replay", "--journal", "x", "--out", ""], "--out"),
+        (["compare", "", "none"], "a"),
+        (["compare", "none", ""], "b"),
+        (["compare", "none", "none", "--launches", "10001"], "--launches"),
+        (["compare", "none", "none", "--rounds", "10001"], "--rounds"),
+        (["emit", "", "--for", "vllm", "--out", "x"], "source"),
+        (["emit", "x", "--for", "vllm", "--out", ""], "--out"),
+        (["compile", "--jobs", "-1"], "--jobs"),
+        (["compile", "--jobs", "1025"], "--jobs"),
+        (["compile", "--configs", ""], "--configs"),
+        (["compile", "--out", ""], "--out"),
+    ],
+)
+def test_empty_words_and_counts_beyond_reason_are_refused(words: list[str], field: str) -> None:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert f"Invalid value for '{field}'" in done.output
+
+
+@pytest.mark.parametrize("engine", ["", "acme", "os:getcwd"])
+def test_every_command_knows_the_same_engines(engine: str) -> None:
+    shape = ["--shape", "E=4,N=16,H=16,topk=2", "--engine", engine]
+    for words in (["tune", "--out", "x"], ["bench"], ["compare", "none", "none"]):
+        done = CliRunner().invoke(app, [*words, *shape])
+        assert isinstance(done.exception, UsageError)
+        assert str(done.exception) == f"--engine: unknown engine {engine!r} (fix: one of moegate, sglang, vllm)"
+
+
+def test_an_architecture_that_the_prior_lacks_is_told_before_a_child_starts(tmp_path: Path) -> None:
+    words = ["tune", "--out", str(tmp_path / "out"), "--shape", "E=4,N=16,H=16,topk=2", "--without", "sm_1"]
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, UsageError)
+    assert done.exception.field == "--without"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Storage size calculation overflowed with sizes=[1]\nmore"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory. Error code 12 (Cannot allocate memory)"),
+        MemoryError("x"),
+    ],
+)
+def test_what_no_memory_holds_is_told_so(error: Exception) -> None:
+    words = r"fused_experts does not fit into the memory here: [^\n]+$"
+    with pytest.raises(InfraError, match=words), bench._fitting(TINY):
+        raise error
+    with pytest.raises(RuntimeError, match="defect"), bench._fitting(TINY):
+        raise RuntimeError("defect")
 
 
 def test_problem_survives_json() -> None:
