@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,8 @@ def test_a_folder_in_which_no_tuning_can_work(tmp_path: Path, made: str, kind: s
     ensure_workplace(tmp_path)
     path = tmp_path / made
     path.parent.mkdir(exist_ok=True)
-    {"folder": path.mkdir, "file": path.touch, "pipe": lambda: os.mkfifo(path)}[kind]()
+    make: dict[str, Callable[[Path], None]] = {"folder": Path.mkdir, "file": Path.touch, "pipe": os.mkfifo}
+    make[kind](path)
     with pytest.raises(UsageError, match=words) as error:
         ensure_workplace(tmp_path)
     assert (error.value.file, error.value.field) == (str(path), "--out")
