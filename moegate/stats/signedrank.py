@@ -182,7 +182,7 @@ def _order_statistics(log_ratios: ArrayLike, ranks: tuple[int, int]) -> tuple[Fl
 
 
 def _counted(ordered: FloatArray, rank: int) -> float:
-    """The Walsh average of a rank, found by halving the range in which it lies: those below are counted, none listed."""
+    """The Walsh average of a rank, by halving the range in which it lies: those below are counted, none is listed."""
     first = np.arange(ordered.size)
 
     def up_to(value: float) -> int:

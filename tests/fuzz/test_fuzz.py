@@ -28,13 +28,13 @@ from moegate.configs import parse_name
 from moegate.configs.engines import ENGINES
 from moegate.errors import UsageError
 from moegate.families import layout_of
-from moegate.records import Measurement, Plan, from_json, to_json
+from moegate.records import Measurement, Plan, RunBundle, from_json, to_json
 from orchestrator.check.files import check_bytes
 from orchestrator.check.trees import Entry
 from orchestrator.commands._conclude import bundle_of
 from orchestrator.matrix import load
 from orchestrator.plan import build
-from reports import html, junit, summary
+from reports import html, junit, sarif, summary
 from tests.standin.environment import number
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,8 +62,9 @@ BYTE_EDITS = st.lists(
 # Mutations of JSON: (what, which value of all, another one or a new value)
 VALUES = st.one_of(
     st.sampled_from(
-        (None, True, False, 0, -1, 1 << 63, 10**40, 1e308, -0.0, "", "..", "/etc/passwd", "../../x", "é" * 300,
-         "\ud800", "\x00", "\u202e", "a\nb", "<script>", [], {}, [[]], [None], {"": None}, {"__class__": 1})
+        (None, True, False, 0, -1, 1 << 63, 10**40, 10**400, 1e308, 1e300, 5e-324, -0.0, "", "..", "/etc/passwd",
+         "../../x", "é" * 300, "\ud800", "\x00", "\u202e", "a\nb", "<script>",
+         [], {}, [[]], [None], {"": None}, {"__class__": 1})
     ),
     st.integers(-1 << 40, 1 << 40), st.floats(), st.text(max_size=20),
 )  # fmt: skip
@@ -130,6 +131,14 @@ def clean(work: Callable[[], Any]) -> Any:
     except UsageError as error:
         str(error).encode("utf-8", "backslashreplace")
         return None
+
+
+def show(bundle: RunBundle | None) -> None:
+    """Write every report of a run that was not refused."""
+    if bundle is not None:
+        for render in (html.render, junit.render, sarif.render, summary.render):
+            render(bundle).encode()
+        json.dumps([to_json(bundle.comparison), to_json(bundle.gate)], allow_nan=False)
 
 
 # The targets: each makes, from its fixtures, a strategy and what must hold of a drawn value.
@@ -205,12 +214,12 @@ def model_config(workshop: Path, run: Path) -> Target:
 
 
 def plan(workshop: Path, run: Path) -> Target:
-    """plan.json of a run that somebody sent: read, compared and gated, or refused."""
+    """plan.json of a run that somebody sent: read, compared, gated and reported, or refused."""
     document = json.loads((run / "plan.json").read_text())
 
     def check(edits: list[Any]) -> None:
         (run / "plan.json").write_text(json.dumps(edit_json(document, edits)))
-        clean(lambda: bundle_of(run))
+        show(clean(lambda: bundle_of(run)))
 
     return JSON_EDITS, check
 
@@ -233,10 +242,7 @@ def result(workshop: Path, run: Path) -> Target:
         line = canonical.dumps(body)
         signed = f'{line[:-1]},"sum":"{journal._sum(line)}"}}'
         (run / "journal").write_text("\n".join([*lines[:seq], signed, *lines[seq + 1 :], ""]))
-        bundle = clean(lambda: bundle_of(run))
-        if bundle is not None:
-            for render in (html.render, junit.render, summary.render):
-                render(bundle).encode()
+        show(clean(lambda: bundle_of(run)))
         (run / results[seq]).write_text(json.dumps(documents[seq]))
 
     return st.tuples(st.sampled_from(sorted(documents)), JSON_EDITS), check

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from moegate.records import GateReason, RunBundle
+from moegate.records import GateReason, Launch, RunBundle
 from moegate.records.findings import Finding, RuleText
 from reports import junit, sarif, summary
 
@@ -100,6 +101,40 @@ def test_sarif_reads_the_line_from_the_checkout(red: RunBundle, tmp_path: Path) 
         if r["locations"][0]["physicalLocation"]["artifactLocation"]["uri"].endswith("float32.json")
     }
     assert lines == {4, 5, 7}
+
+
+def test_sarif_looks_up_few_of_many_entries_and_reads_each_file_once(
+    red: RunBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    regressed = {v.cell for v in red.comparison.cells if v.verdict == "regressed"}
+    read: list[str] = []
+    text = sarif._text
+
+    def noted(bundle: RunBundle, root: Path | None, path: str | None, file: str) -> str:
+        read.append(file)
+        return text(bundle, root, path, file)
+
+    monkeypatch.setattr(sarif, "_text", noted)
+
+    def many(launch: Launch) -> Launch:
+        assert launch.proof is not None
+        use = launch.proof.configs[0]
+        side = 1 if launch.arm == "tuned" else 2
+        uses = tuple(
+            dataclasses.replace(use, batch_size=n, file=FILE, config={"num_warps": side}) for n in range(1, 5_000)
+        )
+        return dataclasses.replace(launch, proof=dataclasses.replace(launch.proof, configs=uses))
+
+    measurements = dict(red.measurements)
+    for cell in regressed:
+        measurements[cell] = tuple(
+            dataclasses.replace(m, launches=tuple(map(many, m.launches))) for m in measurements[cell]
+        )
+    began = time.process_time()
+    sarif.render(dataclasses.replace(red, measurements=measurements), root=tmp_path)
+    assert set(read) == {FILE}
+    assert len(read) <= len(regressed)
+    assert time.process_time() - began < 20.0
 
 
 def test_sarif_of_a_tree_that_no_folder_can_be_names_the_files_as_they_were_said(

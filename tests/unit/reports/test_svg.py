@@ -153,3 +153,13 @@ def test_text_in_figures_is_escaped_and_clean() -> None:
 def test_attributes_are_escaped() -> None:
     made = el("rect", class_='a" onload="x', data_x="<&\x1b[31m")
     assert made == '<rect class="a&#34; onload=&#34;x" data-x="&lt;&amp;"/>'
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 5e-324), (-1e308, 1e308), (1e308, 1.0000001e308), (1e16, 1e16 + 2)])
+def test_ticks_of_ranges_that_have_no_round_numbers_are_few(low: float, high: float) -> None:
+    assert 1 <= len(nice_ticks(low, high)) <= 12
+
+
+def test_a_forest_of_endless_gains_has_an_axis() -> None:
+    axis = svg.forest_axis([1e300, -0.9], 0.02)
+    assert 0 <= axis.x(0.0) < axis.x(1e300) <= 1000

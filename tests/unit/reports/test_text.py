@@ -110,3 +110,11 @@ def test_numbers() -> None:
 def test_slug_is_safe_as_an_anchor() -> None:
     assert slug('a"><b> ü/..') == "a-b-u-.."
     assert slug("\u202e") == "x"
+
+
+def test_numbers_beyond_reading_are_short() -> None:
+    assert number(1e300) == "1.000e+300"
+    assert number(-1e-300) == f"{MINUS}1.000e-300"
+    assert percent(1e60) == f"{TIMES}1.0e+60"
+    assert duration(1e300) == "1.000e+300 s"
+    assert len(value(1e308, "tok/s")) < 20

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from moegate.errors import RecordError, UsageError
-from moegate.journal import Journal, read
+from moegate.journal import Entry, Journal, read
 from moegate.records import ArmSpec, ComparePolicy, DeviceIdentity, GatePolicy, Plan, PlannedCell, PoolSpec, write
 from orchestrator.bundle import read_run
 from orchestrator.plan import read_history
 from orchestrator.pools.isolation import LaunchResult
-from orchestrator.scheduler import RunDir, execute, keys
+from orchestrator.scheduler import RunDir, execute, keys, rundir
 from orchestrator.scheduler.classify import ending, last_line, tail
 from orchestrator.scheduler.progress import Remaining
 from orchestrator.scheduler.state import outcomes, read_cells
@@ -358,3 +358,31 @@ def test_config_files_of_an_arm_are_found_at_every_depth_that_a_tree_has(tmp_pat
     assert sorted(read_run(tmp_path).config_files) == sorted(
         f"a/{above}{name}" for above in ("", "triton_3_8_0/", "configs/triton_3_8_0/")
     )
+
+
+def test_many_attempts_of_one_cell_are_read_in_one_pass():
+    numbers = range(1, 20_001)
+    leases = [Entry(n, "lease", "", {**LEASE, "attempt": n}) for n in numbers]
+    ends = [Entry(n, "done", "", {"cell": "c1", "attempt": n, "state": "FAILED"}) for n in reversed(numbers)]
+    began = time.process_time()
+    history = read_cells([*leases, *ends])["c1"]
+    assert {attempt.state for attempt in history.attempts} == {"FAILED"}
+    assert time.process_time() - began < 20.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "has 2 cells; at most 1 are read"),
+        (
+            {"cells": PLAN.cells[:1], "gate": GatePolicy(required=("a",) * 1001)},
+            "has 1,001 globs of the gate; at most 1,000",
+        ),
+    ],
+)
+def test_a_plan_larger_than_any_matrix_makes_is_refused(tmp_path, monkeypatch, changes, said):
+    assert rundir.MOST_CELLS == 100_000
+    monkeypatch.setattr(rundir, "MOST_CELLS", 1)
+    write(tmp_path / "plan.json", replace(PLAN, **changes))
+    with pytest.raises(RecordError, match=said):
+        RunDir(tmp_path).read_plan()

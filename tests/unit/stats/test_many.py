@@ -1,0 +1,114 @@
+"""Numbers of pairs and samples that no policy in use takes: the same answers, in bounded time and memory."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moegate.errors import RecordError
+from moegate.records import DeviceIdentity, Launch, Samples, from_json
+from moegate.stats import (
+    hodges_lehmann,
+    intervals,
+    mcnemar,
+    minimum_detectable_effect,
+    samples_of,
+    shift,
+    signedrank,
+    twosample,
+    value_of,
+    void_reason,
+    walsh_averages,
+)
+
+MANY = 60_000
+
+
+def peak_mib(work: Callable[[], Any]) -> float:
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1] / 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("decimals", [12, 1])  # the second: mostly ties
+def test_counted_ranks_are_those_of_the_laid_out(decimals: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(4)
+    for n in (1, 2, 3, 10, 41, 200):
+        rows = np.round(rng.standard_normal((3, n)), decimals)
+        laid_out = hodges_lehmann(rows), *intervals(rows)[:2]
+        with monkeypatch.context() as patched:
+            patched.setattr(signedrank, "_LAID_OUT", 0)
+            counted = hodges_lehmann(rows), *intervals(rows)[:2]
+        for one, other in zip(laid_out, counted, strict=True):
+            assert one == pytest.approx(other, abs=1e-12)
+        assert laid_out[0] == pytest.approx(np.median(walsh_averages(rows), axis=-1), abs=1e-15)
+
+
+def test_counted_differences_are_those_of_the_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(5)
+    for n, m in ((1, 1), (5, 60), (60, 5), (40, 40)):
+        a, b = np.round(rng.standard_normal(n), 1), rng.standard_normal(m)
+        laid_out = shift(a, b)
+        with monkeypatch.context() as patched:
+            patched.setattr(twosample, "_LAID_OUT", 0)
+            counted = shift(a, b)
+        assert laid_out[0] == pytest.approx(counted[0], abs=1e-12)
+        assert (laid_out[1].low, laid_out[1].high) == pytest.approx((counted[1].low, counted[1].high), abs=1e-12)
+    assert twosample._null_pmf(3, 7) == pytest.approx(twosample._null_pmf(7, 3))
+
+
+def test_many_pairs_take_no_more_memory_than_they_are() -> None:
+    """All averages of these would be 14 GB."""
+    values = np.random.default_rng(6).standard_normal(MANY)
+    assert peak_mib(lambda: (hodges_lehmann(values), intervals(values[None, :]))) < 40
+    assert peak_mib(lambda: shift(values, values + 1.0)) < 40
+    assert float(hodges_lehmann(values)) == pytest.approx(0.0, abs=0.02)
+    assert shift(values, values + 1.0)[0] == pytest.approx(-1.0, abs=0.02)
+
+
+def test_many_cells_are_estimated_in_parts() -> None:
+    """All averages of these at once would be 600 MB."""
+    rows = np.random.default_rng(7).standard_normal((40_000, 60))
+    assert peak_mib(lambda: hodges_lehmann(rows)) < 250
+
+
+def test_mcnemar_of_many_samples_is_exact_and_quick() -> None:
+    tail = sum(math.comb(2000, k) for k in range(901))
+    assert mcnemar(900, 1100) == pytest.approx(float(Fraction(2 * tail, 1 << 2000)), rel=1e-9)
+    assert mcnemar(499, 501) == pytest.approx(mcnemar(499, 500), abs=0.05)  # on both sides of where it changes over
+    assert mcnemar(200_000, 201_000) == pytest.approx(0.1145, abs=0.001)
+    assert mcnemar(0, 500_000) == 0.0
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 5e-324, 1e-31, 1e31, 1e308])
+def test_what_nobody_measures_is_no_value(value: float) -> None:
+    """Ratios of such numbers overflow every exponential behind."""
+    launch = Launch(DeviceIdentity("cpu", "c", "cpu:x"), "", 1.0, (Samples("x", "s", "lower", (value,)),))
+    found = samples_of(launch, "x")
+    assert found is not None
+    assert value_of(found) is None
+
+
+def test_a_reading_that_is_no_number_voids_its_pair() -> None:
+    assert void_reason({"clock_mhz": 10**400}, {"clock_mhz": 1}) == "clock_mhz is not readable"
+
+
+def test_endless_noise_can_find_nothing() -> None:
+    assert minimum_detectable_effect(1400.0, 60, margin=0.01, alpha=1e-3) is None
+
+
+@pytest.mark.parametrize("number", [1 << 63, -(1 << 63) - 1, 10**400])
+def test_a_whole_number_beyond_64_bits_is_refused(number: int) -> None:
+    device = {"kind": "cpu", "name": "c", "identity": "cpu:x"}
+    with pytest.raises(RecordError, match="memory_bytes: is no number of 64 bits"):
+        from_json(DeviceIdentity, {**device, "memory_bytes": number})
+    assert from_json(DeviceIdentity, {**device, "memory_bytes": (1 << 63) - 1}).memory_bytes == (1 << 63) - 1
