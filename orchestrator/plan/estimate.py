@@ -17,6 +17,7 @@ from orchestrator.cells import KINDS
 __all__ = ["History", "estimated", "launches", "read_history", "run_seconds", "stage_seconds"]
 
 _RUNS = 5  # of the newest earlier runs
+_MOST_S = 1e9  # of an attempt: thirty years
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,8 @@ def _walls(entries: Iterable[journal.Entry]) -> tuple[dict[str, float], dict[str
         cell = str(entry.data.get("cell"))
         if entry.kind == "done":
             wall = float(entry.data.get("wall_s") or 0.0)
+            if not 0 <= wall <= _MOST_S:
+                raise ValueError(f"{wall:g} s is no time of an attempt")
             walls[cell] = walls.get(cell, 0.0) + wall
             if entry.data.get("stage") == "screen":
                 screens[cell] = screens.get(cell, 0.0) + wall

@@ -16,6 +16,10 @@ KEPT: frozenset[str] = frozenset({"PASSED", "FAILED", "TIMEOUT", "OOM", "CRASHED
 """States that say something about the cell: a resume keeps them while the key holds, and runs the others again."""
 
 
+MOST_WALL_S = 1e9
+"""Of an attempt: thirty years."""
+
+
 @dataclass
 class CellHistory:
     """One cell's attempts in order, and its final state where it has one."""
@@ -104,4 +108,6 @@ def _leased(data: Mapping[str, Any], time: str) -> Attempt:
 
 def _ended(attempt: Attempt, data: Mapping[str, Any]) -> Attempt:
     said = {name: data[name] for name in ("reason", "wall_s", "result", "commands") if name in data}
+    if not 0 <= said.get("wall_s", 0.0) <= MOST_WALL_S:
+        raise RecordError(f"an attempt cannot have taken {said['wall_s']:g} s")
     return from_json(Attempt, {**to_json(attempt), **said, "state": data["state"], "result_sha256": data.get("sha256")})

@@ -97,6 +97,9 @@ LEASE = {"cell": "c1", "stage": "only", "attempt": 1, "slot": "p/0", "device": "
         ("done", {"cell": "c1", "attempt": 1, "state": "FINE"}),
         ("done", {"cell": "c1", "attempt": 1, "state": "FAILED", "reason": 7}),
         ("done", {"cell": "c1", "attempt": 1, "state": "PASSED", "wall_s": 10**400}),
+        ("done", {"cell": "c1", "attempt": 1, "state": "PASSED", "wall_s": 1e300}),
+        ("done", {"cell": "c1", "attempt": 1, "state": "PASSED", "wall_s": -1.0}),
+        ("done", {"cell": "c1", "attempt": [1], "state": "PASSED"}),
         ("done", {"cell": "c1", "attempt": 1, "state": "PASSED", "ratios": ["x"]}),
         ("done", {"cell": "c1", "attempt": 1, "state": "PASSED", "commands": 1}),
         ("final", {"cell": "c1", "state": 1.5}),
@@ -112,7 +115,7 @@ def test_an_entry_that_no_orchestrator_writes_is_refused_by_its_number(tmp_path,
 
 
 def test_an_earlier_run_that_cannot_be_read_costs_no_plan(tmp_path):
-    for name, wall in (("a", "long"), ("b", 10**400), ("c", [1])):
+    for name, wall in (("a", "long"), ("b", 10**400), ("c", [1]), ("d", 1e300), ("e", -5.0)):
         with Journal.open(tmp_path / name / "journal") as journal:
             journal.append("done", cell="c1", attempt=1, state="PASSED", wall_s=wall)
     with Journal.open(tmp_path / "good" / "journal") as journal:
