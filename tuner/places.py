@@ -56,6 +56,9 @@ def ensure_workplace(out: Path) -> None:
     Raises:
         UsageError: naming what is in the way.
     """
+    if os.pathsep in os.path.realpath(out):
+        raise UsageError(f"a name with {os.pathsep!r} cannot be searched by children", file=out, field="--out",
+                         fix="name another place")  # fmt: skip
     ensure_place(out / JOURNAL)
     for folder in (CACHE, CHILDREN):
         for path in (out / folder / "name.log", *(out / folder).glob("*.log")):

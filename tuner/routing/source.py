@@ -32,11 +32,15 @@ def source_of(text: str) -> str:
 
 
 def recorded_files(folder: Path) -> dict[tuple[int, int], Path]:
-    """The files of a recording by layer and snapshot. UsageError where the folder holds none."""
+    """The files of a recording by layer and snapshot. UsageError where the folder holds none, or one that is empty."""
     files: dict[tuple[int, int], Path] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         match = _NAME.fullmatch(path.name)
         if match is not None:
+            if not path.is_file():  # a pipe would be waited for
+                raise UsageError("is no regular file", file=path)
+            if not path.stat().st_size:
+                raise UsageError("is empty: no routing was recorded", file=path)
             files.setdefault((int(match[1]), int(match[2])), path)
     if not files:
         raise UsageError(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +27,7 @@ from tuner.problem import Problem
 from tuner.prune import rejected
 from tuner.routing.load import load_recording, routes_for
 from tuner.routing.made import make_routes
+from tuner.routing.source import source_of
 from tuner.strategies.base import Choice, Findings, Outcome, Request, Unit, measure
 
 TILE = Config.of(
@@ -275,6 +277,18 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         routes_for(PROBLEM, 4, 1, device=CPU, seed=0, source=str(tmp_path))
     assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"), [(os.mkfifo, "is no regular"), (Path.mkdir, "is no regular"), (Path.touch, "is empty")]
+)
+def test_recordings_that_hold_nothing_are_refused_before_anything_starts(
+    tmp_path: Path, make: Callable[[Path], None], words: str
+) -> None:
+    _record(tmp_path, [1], 1)
+    make(tmp_path / "topk_ids_layer2_idx0.npy")
+    with pytest.raises(UsageError, match=rf"topk_ids_layer2_idx0\.npy: {words}"):
+        source_of(str(tmp_path))
 
 
 def test_a_folder_without_recordings_says_what_it_wants(tmp_path: Path) -> None:

@@ -92,6 +92,12 @@ def test_a_folder_in_which_no_tuning_can_work(tmp_path: Path, made: str, kind: s
     assert error.value.fix
 
 
+def test_a_folder_that_parts_a_search_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be searched by children") as error:
+        ensure_workplace(tmp_path / "a:b")
+    assert error.value.field == "--out"
+
+
 def test_a_name_that_nothing_can_have_is_told_with_its_option(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="File name too long") as error:
         ensure_place(tmp_path / ("x" * 300), "--result")
