@@ -96,16 +96,16 @@ def _places(bundle: RunBundle, joined: Joined, root: Path | None) -> list[tuple[
             for use in launch.proof.configs:
                 arms[side_of(joined, launch)][use.op, use.projection, use.batch_size] = use
     places: dict[tuple[str, int], None] = {}
-    texts: dict[str, str] = {}
+    files: dict[str, dict[int, int]] = {}
     for key, use in arms[1].items():
         before = arms[0].get(key)
         if len(places) >= MAX_PLACES:
             break
         if use.file and (before is None or before.config != use.config):
             path = _inside(root, trees, use.file)
-            if use.file not in texts:
-                texts[use.file] = _text(bundle, root, path, use.file)
-            places[path or use.file, _line(texts[use.file], use.batch_size)] = None
+            if use.file not in files:
+                files[use.file] = _entries(_text(bundle, root, path, use.file))
+            places[path or use.file, _line(files[use.file], use.batch_size)] = None
     return sorted(places)
 
 
@@ -141,9 +141,17 @@ def _text(bundle: RunBundle, root: Path | None, path: str | None, file: str) -> 
     return ""
 
 
-def _line(text: str, batch_size: int) -> int:
-    """Return the line (from 1) on which the entry of the nearest batch size begins; 1 where there is none."""
-    entries = {int(found[1]): text.count("\n", 0, found.start()) + 1 for found in re.finditer(r'"(\d{1,9})"\s*:', text)}
+def _entries(text: str) -> dict[int, int]:
+    """Return the line (from 1) on which the entry of each batch size begins."""
+    entries, line, at = {}, 1, 0
+    for found in re.finditer(r'"(\d{1,9})"\s*:', text):
+        line, at = line + text.count("\n", at, found.start()), found.start()
+        entries[int(found[1])] = line
+    return entries
+
+
+def _line(entries: dict[int, int], batch_size: int) -> int:
+    """Return the line of the nearest batch size's entry; 1 where there is none."""
     nearest = min(entries, key=lambda batch: (abs(batch - batch_size), batch), default=None)
     return 1 if nearest is None else entries[nearest]
 

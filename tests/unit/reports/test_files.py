@@ -137,6 +137,14 @@ def test_sarif_looks_up_few_of_many_entries_and_reads_each_file_once(
     assert time.process_time() - began < 20.0
 
 
+def test_lines_of_a_long_file_are_counted_once() -> None:
+    text = "{\n" + "\n".join(f'"{n}": {{}},' for n in range(100_000)) + "\n}"
+    began = time.process_time()
+    entries = sarif._entries(text)
+    assert (entries[0], entries[99_999], sarif._line(entries, 10**9), sarif._line({}, 1)) == (2, 100_001, 100_001, 1)
+    assert time.process_time() - began < 10.0
+
+
 def test_sarif_of_a_tree_that_no_folder_can_be_names_the_files_as_they_were_said(
     red: RunBundle, tmp_path: Path
 ) -> None:
