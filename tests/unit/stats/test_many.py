@@ -21,6 +21,7 @@ from moegate.stats import (
     samples_of,
     shift,
     signedrank,
+    two_sample_p,
     twosample,
     value_of,
     void_reason,
@@ -57,10 +58,11 @@ def test_counted_differences_are_those_of_the_laid_out(monkeypatch: pytest.Monke
     rng = np.random.default_rng(5)
     for n, m in ((1, 1), (5, 60), (60, 5), (40, 40)):
         a, b = np.round(rng.standard_normal(n), 1), rng.standard_normal(m)
-        laid_out = shift(a, b)
+        laid_out, ps = shift(a, b), [two_sample_p(a, b, margin, way) for margin in (0.0, 0.1) for way in (1, -1)]
         with monkeypatch.context() as patched:
             patched.setattr(twosample, "_LAID_OUT", 0)
             counted = shift(a, b)
+            assert ps == [two_sample_p(a, b, margin, way) for margin in (0.0, 0.1) for way in (1, -1)]
         assert laid_out[0] == pytest.approx(counted[0], abs=1e-12)
         assert (laid_out[1].low, laid_out[1].high) == pytest.approx((counted[1].low, counted[1].high), abs=1e-12)
     assert twosample._null_pmf(3, 7) == pytest.approx(twosample._null_pmf(7, 3))
@@ -70,7 +72,7 @@ def test_many_pairs_take_no_more_memory_than_they_are() -> None:
     """All averages of these would be 14 GB."""
     values = np.random.default_rng(6).standard_normal(MANY)
     assert peak_mib(lambda: (hodges_lehmann(values), intervals(values[None, :]))) < 40
-    assert peak_mib(lambda: shift(values, values + 1.0)) < 40
+    assert peak_mib(lambda: (shift(values, values + 1.0), two_sample_p(values, values, 0.01))) < 40
     assert float(hodges_lehmann(values)) == pytest.approx(0.0, abs=0.02)
     assert shift(values, values + 1.0)[0] == pytest.approx(-1.0, abs=0.02)
 
