@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from moegate import canonical
-from moegate.configs import ConfigTree, load_config
-from moegate.configs.values import STORE_FIELDS, is_batch_size, nearest
+from moegate.configs import ConfigTree
+from moegate.configs.values import DENSE_FIELDS, STORE_FIELDS, hindrances, is_batch_size, nearest
 from moegate.errors import UsageError
 from moegate.records import ConfigUse
 from tuner.emit import single_name
@@ -93,9 +93,11 @@ def _single(
 
 
 def _entries(problem: Problem, path: Path) -> dict[int, dict[str, Any]]:
-    if problem.op == "block_fp8_linear":
-        return {size: dict(entry) for size, entry in load_config(path).items()}
     found = canonical.load_json(path)
+    if problem.op == "block_fp8_linear":
+        for wrong in hindrances(found, fields=DENSE_FIELDS):
+            raise UsageError(wrong.message, file=path, fix=wrong.fix)
+        return {int(size): dict(entry) for size, entry in found.items()}
     rows = found.items() if isinstance(found, dict) else ()
     entries = {int(key): entry for key, entry in rows if is_batch_size(key)}
     if not entries or len(entries) != len(found) or not all(map(_is_split, entries.values())):

@@ -249,6 +249,17 @@ def _entry_problems(
             yield ValueProblem("missing-field", (key,), words, f"add {name}")
 
 
+def hindrances(
+    data: object, *, engine: Engine = "moegate", fields: tuple[Field, ...] = FIELDS
+) -> Iterator[ValueProblem]:
+    """Of `problems` those that nothing can be launched with: bad values, and entries that lack a side of their tile."""
+    for problem in problems(data, engine=engine, fields=fields):
+        entry = data.get(problem.path[0]) if isinstance(data, dict) and problem.path else None
+        lacks_tile = isinstance(entry, dict) and not all(side in entry for side in TILE)
+        if problem.rule == "bad-value" or (problem.rule == "missing-field" and lacks_tile):
+            yield problem
+
+
 def parse_config(
     text: str, *, file: str | Path | None = None, engine: Engine = "moegate"
 ) -> dict[int, dict[str, Value]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from moegate import canonical, devices
 from moegate.configs import ConfigKey, parse_name
-from moegate.configs.values import TILE, is_batch_size, problems
+from moegate.configs.values import hindrances, is_batch_size
 from moegate.errors import UsageError
 
 __all__ = ["FileJobs", "jobs_of"]
@@ -69,10 +69,7 @@ def jobs_of(path: Path, targets: tuple[str, ...]) -> FileJobs:
 def _refused(path: Path, content: Any) -> dict[str, str]:
     """The keys of a file that nothing can be launched for, each with what is wrong first."""
     refused: dict[str, str] = {}
-    for problem in problems(content):
-        lacks_tile = problem.rule == "missing-field" and not all(side in content[problem.path[0]] for side in TILE)
-        if problem.rule != "bad-value" and not lacks_tile:
-            continue
+    for problem in hindrances(content):
         if not problem.path:
             raise UsageError(problem.message, file=path, fix=problem.fix)
         refused.setdefault(problem.path[0], problem.message)

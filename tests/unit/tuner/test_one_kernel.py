@@ -138,6 +138,27 @@ def test_a_damaged_file_of_the_store_is_refused(tmp_path: Path, text: str) -> No
         lookup(STORE, tmp_path, "cpu", "3.8.0", lambda size: {"num_split": size})
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[]", "must be an object"),
+        ('{"01": {}}', "is no batch size"),
+        ('{"1": {"BLOCK_SIZE_M": 16}}', "has no BLOCK_SIZE_N: nothing can be launched"),
+        (json.dumps({"1": {**TILE, "BLOCK_SIZE_M": 1}}), "BLOCK_SIZE_M at batch size 1 is 1"),
+        (json.dumps({"1": {**TILE, "SWAP_AB": "x"}}), "SWAP_AB at batch size 1 is 'x'"),
+    ],
+)
+def test_a_damaged_file_of_the_linear_layer_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / single_name(LINEAR, "cpu")
+    path.write_text(text)
+    with pytest.raises(UsageError, match=words) as error:
+        lookup(LINEAR, tmp_path, "cpu", "3.8.0", lambda size: {})
+    assert error.value.file == str(path)
+    without = {name: value for name, value in TILE.items() if name != "num_warps"}
+    path.write_text(json.dumps({"1": without}))  # the compiler has a default of it
+    assert lookup(LINEAR, tmp_path, "cpu", "3.8.0", lambda size: {}).at(1).configs == {"main": without}
+
+
 def test_without_a_file_the_launchers_own_rule_counts(tmp_path: Path) -> None:
     for root in (None, tmp_path):
         found = lookup(STORE, root, "cpu", "3.8.0", lambda size: {"num_split": size}).at(3)
