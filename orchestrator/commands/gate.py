@@ -42,7 +42,7 @@ def gate_command(
     runs: Annotated[int, typer.Option(min=1, max=100_000, help="Self test: A/A runs, and as many shifted ones.")] = 400,
     sd: Annotated[float, typer.Option(min=0.0, max=1.0, help="Self test: median pair sd, log ratio.")] = 0.01,
     shift: Annotated[float, typer.Option(min=-1.0, max=1.0, help="Self test: slowdown, log ratio.")] = 0.03,
-    shifted: Annotated[int, typer.Option(min=0, help="Self test: how many cells are slower.")] = 5,
+    shifted: Annotated[int, typer.Option(min=0, max=100_000, help="Self test: how many cells are slower.")] = 5,
     outliers: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Self test: share of pairs five times as wide.")
     ] = 0.05,
