@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.commands import MOST_TOKENS
+from tuner.commands import MOST_TOKENS, SIZES_ON_CPU
 from tuner.commands.compile import register as register_compile
 from tuner.commands.options import PATH, not_empty, place
 
@@ -23,6 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_FEW = ",".join(map(str, SIZES_ON_CPU))
 Model = Annotated[Path | None, typer.Option(**PATH, help="A Hugging Face config.json or its folder; or --shape.")]
 Shape = Annotated[str | None, typer.Option(help="Instead of a model: E=64,N=896,H=1280,topk=6.")]
 Op = Annotated[str, typer.Option(help="fused_experts, block_fp8_linear or store_kv_cache.")]
@@ -32,7 +33,7 @@ Sizes = Annotated[
     typer.Option(
         "--batch-sizes",
         help=f"Tokens of a step, comma-separated, each at most {MOST_TOKENS}; default: the 18 sizes of SGLang's tuner, "
-        "1 to 4096 (under Triton's interpreter: 1,2,4,8).",
+        f"1 to 4096 (under Triton's interpreter: {_FEW}).",
     ),
 ]
 Engine = Annotated[str, typer.Option(help="Whose kernel: moegate, sglang or vllm.")]
@@ -41,7 +42,7 @@ Tp = Annotated[int, typer.Option(min=1, help="Tensor-parallel size, of a model."
 Ep = Annotated[int, typer.Option(min=1, help="Expert-parallel size, of a model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 Record = Annotated[Path | None, typer.Option(**PATH, help="Where to write the measurement record.", callback=place)]
-_STEPS = f"Tokens of a step, comma-separated, each at most {MOST_TOKENS}; default: 1,2,4,8."
+_STEPS = f"Tokens of a step, comma-separated, each at most {MOST_TOKENS}; default: {_FEW}."
 # torch takes 64 bits with a sign, and what is drawn adds to the seed.
 _MOST_SEED = (1 << 62) - 1
 # Samples of one thing: more take longer than anybody waits, and say no more.

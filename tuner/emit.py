@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from moegate import canonical
 from moegate.configs import (
@@ -20,6 +20,7 @@ from moegate.configs import (
     format_name,
     load_config,
 )
+from moegate.configs.names import Spelling
 from moegate.configs.values import refused_by
 from moegate.errors import InfraError
 from moegate.paths import write_atomic
@@ -33,7 +34,6 @@ from tuner.problem import Problem, Projection
 __all__ = [
     "ENGINE_FIELDS",
     "Origin",
-    "Spelling",
     "emit",
     "emit_all",
     "ensure_places",
@@ -42,8 +42,6 @@ __all__ = [
     "single_name",
     "write_file",
 ]
-
-Spelling = Literal["sglang", "vllm"]
 
 _PROJECTIONS: Mapping[Spelling, tuple[Projection, ...]] = {"sglang": ("up", "down"), "vllm": ("up",)}
 _ANY = "\0"  # in place of a device's name that is not known yet

@@ -6,11 +6,9 @@ from pathlib import Path
 
 from moegate.errors import UsageError
 from moegate.families import load_layout
-from tuner.problem import DTYPES, OPS, SHAPE_FIELDS, Problem, parse_shape
+from tuner.problem import DTYPES, OPS, SHAPE_FIELDS, SHORT_DTYPES, Problem, parse_shape
 
 __all__ = ["problem_of"]
-
-_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "fp8_w8a8"}
 
 
 def problem_of(model: Path | None, shape: str | None, op: str, dtype: str, *, engine: str = "moegate", tp: int = 1,
@@ -30,7 +28,7 @@ def problem_of(model: Path | None, shape: str | None, op: str, dtype: str, *, en
     """
     if (model is None) == (shape is None):
         raise UsageError("give either --model or --shape", fix="--model DIR, or --shape E=64,N=896,H=1280,topk=6")
-    dtype = _SHORT.get(dtype, dtype)
+    dtype = SHORT_DTYPES.get(dtype, dtype)
     if dtype != "auto" and dtype not in DTYPES:
         raise UsageError(f"unknown dtype {dtype!r}", field="--dtype", fix=f"auto or one of {', '.join(DTYPES)}")
     if shape is not None:

@@ -9,11 +9,14 @@ from moegate.canonical import whole
 from moegate.configs import ConfigKey
 from moegate.errors import UsageError
 
-__all__ = ["DTYPES", "OPS", "SHAPE_FIELDS", "Problem", "Projection", "parse_shape"]
+__all__ = ["DTYPES", "OPS", "SHAPE_FIELDS", "SHORT_DTYPES", "Problem", "Projection", "parse_shape"]
 
 Projection = Literal["up", "down", "main"]
 
 DTYPES = ("float32", "bfloat16", "float16", "fp8_w8a8")
+SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "fp8_w8a8"}
+"""Other names of them that people and recordings use."""
+
 OPS: dict[str, tuple[Projection, ...]] = {
     "fused_experts": ("up", "down"),
     "block_fp8_linear": ("main",),

@@ -28,7 +28,7 @@ from tuner.defaults import VENDORS, default_for
 from tuner.effort import EFFORTS, Effort
 from tuner.journaled import PURPOSE, outcome_of
 from tuner.prior import Beyond, Prior, beyond
-from tuner.problem import Problem, Projection
+from tuner.problem import SHORT_DTYPES, Problem, Projection
 from tuner.spaces import Axis, Space
 from tuner.strategies.base import ERRORS, Arena, ErrorClass, Findings, Outcome, Request, Strategy, Task, Unit
 
@@ -37,7 +37,6 @@ __all__ = ["Recorded", "Replay", "Row", "Score", "load", "rows_of", "score", "ta
 _GZIP = b"\x1f\x8b"
 _MAX_BYTES = 256 << 20
 _AXES = ("num_stages", "BLOCK_SIZE_M", "BLOCK_SIZE_K", "BLOCK_SIZE_N", "num_warps")
-_MODES = {"bf16": "bfloat16", "fp16": "float16", "fp8": "fp8_w8a8"}
 _REASONS: dict[str, ErrorClass] = {"shared": "over-shared", "OutOfResources": "over-shared"}
 
 
@@ -265,7 +264,7 @@ def _from_rows(path: Path, text: bytes) -> Recorded:
         fields = list(meta["fields"])
         first = 2 if fields[1] == "projection" else 1
         params = fields[first:-2]
-        dtype = meta.get("dtype") or _MODES[meta.get("mode", "bf16")]
+        dtype = meta.get("dtype") or SHORT_DTYPES[meta.get("mode", "bf16")]
         block = (128, 128) if dtype == "fp8_w8a8" else None
         problem = Problem("fused_experts", meta["E"], meta["N"], meta["H"], meta["topk"], dtype, block)
         times: dict[Unit, float] = {}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from moegate import canonical
 from moegate.configs import ConfigKey, ConfigTree, TreeFile, format_name
+from moegate.configs.names import Spelling
 from moegate.configs.values import refused_by
 from moegate.errors import UsageError
 from moegate.exits import Exit
@@ -16,12 +18,12 @@ from moegate.records import Provenance, read, write
 from moegate.records.provenance import sidecar_name
 from tuner.commands.common import print_json
 from tuner.config import Config, Scalar
-from tuner.emit import Spelling, file_entry, write_file
+from tuner.emit import file_entry, write_file
 from tuner.places import CONFIGS, ensure_place
 
 __all__ = ["run"]
 
-_TARGETS: dict[str, Spelling] = {"sglang": "sglang", "vllm": "vllm"}
+_TARGETS: Mapping[str, Spelling] = {spelling: spelling for spelling in get_args(Spelling)}
 
 
 @dataclass

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from moegate import canonical
+from moegate.configs.names import Spelling
 from moegate.errors import UsageError
 from moegate.exits import Exit
 from moegate.records import Case, ConfigTiming, Measurement, to_json
+from tuner.commands import SIZES_ON_CPU
 from tuner.commands.common import INTERPRETED, interpreter_of, parse_budget, parse_sizes, print_json, publish
 from tuner.effort import effort as effort_of
 from tuner.engines import ensure_engine
@@ -25,8 +27,6 @@ from tuner.strategies import strategy as strategy_of
 
 __all__ = ["run"]
 
-_SIZES_ON_CPU = (1, 2, 4, 8)
-
 
 def run(*, out: Path, model: Path | None, shape: str | None, op: str, dtype: str, device: str, effort: str,
         batch_sizes: str, budget: str | None, engine: str, strategy: str, no_prior: bool, without: str, routing: str,
@@ -40,13 +40,13 @@ def run(*, out: Path, model: Path | None, shape: str | None, op: str, dtype: str
     if device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
     spellings = [word.strip() for word in emit.split(",") if word.strip()]
-    if unknown := [word for word in spellings if word not in ("sglang", "vllm")]:
+    if unknown := [word for word in spellings if word not in get_args(Spelling)]:
         raise UsageError(f"unknown spelling {unknown[0]!r}", field="--emit", fix="sglang, or sglang,vllm")
     ensure_engine(engine)
     effort_of(effort)
     strategy_of(strategy)
     problem = problem_of(model, shape, op, dtype, engine=engine, tp=tp, ep=ep)
-    sizes = parse_sizes(batch_sizes, _SIZES_ON_CPU) if interpreter_env() else parse_sizes(batch_sizes)
+    sizes = parse_sizes(batch_sizes, SIZES_ON_CPU) if interpreter_env() else parse_sizes(batch_sizes)
     if result is not None:
         ensure_apart(result, out)
     excluded = tuple(word.strip() for word in without.split(",") if word.strip())

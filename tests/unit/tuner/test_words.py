@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from moegate.configs import BATCH_SIZES
 from moegate.errors import InfraError, UsageError
 from tuner.cli import app
-from tuner.commands import bench, compare, tune
+from tuner.commands import SIZES_ON_CPU, bench
 from tuner.commands.common import parse_budget, parse_sizes
 from tuner.commands.compile import run as compile_configs
 from tuner.commands.verify import run as verify
@@ -227,12 +227,11 @@ def test_help_names_the_batch_sizes_that_are_the_default() -> None:
         found = get_command(app).commands[command]  # type: ignore[attr-defined]
         return str(next(option.help for option in found.params if option.name == "batch_sizes"))
 
-    on_cpu = ",".join(map(str, tune._SIZES_ON_CPU))
-    assert tune._SIZES_ON_CPU == compare._SIZES_ON_CPU
+    on_cpu = ",".join(map(str, SIZES_ON_CPU))
     for command in ("tune", "compare"):
         assert f"the {len(BATCH_SIZES)} sizes" in told(command)
         assert f"{BATCH_SIZES[0]} to {BATCH_SIZES[-1]} (under Triton's interpreter: {on_cpu})" in told(command)
-    assert told("bench").endswith(f"default: {','.join(map(str, bench._DEFAULT_SIZES))}.")
+    assert told("bench").endswith(f"default: {on_cpu}.")
 
 
 @pytest.mark.parametrize(("op", "refused"), [("store_kv_cache", True), ("block_fp8_linear", False)])
