@@ -23,6 +23,7 @@ _MAX_CONFIG_FILES, _MAX_NAMES = 64, 10_000
 _CONFIG_DEPTHS = tuple(
     f"{above}*device_name=*.json" for above in ("", "*/", "*/*/")
 )  # flat, in a Triton's, in configs/
+_LONGEST_PATH = 4096
 _WORK = ("lease", "launch", "done", "final")  # kinds of journal entries, beside those that open and close a session
 
 
@@ -125,12 +126,15 @@ def by_hand(command: Sequence[str], run: Path, cell: str) -> str:
     What a launch wrote into its own folder of the run would change a finished run, and the folder is gone: `"$PWD"`
     stands for it. Nor does a server that shared its device wait for its turn: nobody would give it.
     """
-    folder = re.compile(rf"(?:{re.escape(str(run))}|/[^=:]*)/cells/{re.escape(cell)}/attempt-\d+/launch-\d+")
-    kept = (part for part in command if not part.startswith("--turns="))
-    return " ".join(
-        '"$PWD"'.join(shlex.quote(piece) if piece else "" for piece in folder.split(part)) if part else "''"
-        for part in kept
-    )
+    own = rf"/cells/{re.escape(cell)}/attempt-\d+/launch-\d+"
+    folder, names = re.compile(rf"(?:{re.escape(str(run))}|/[^=:]*){own}"), re.compile(own)
+
+    def shown(part: str) -> str:
+        if len(part) > _LONGEST_PATH or not names.search(part):  # it names no folder of ours
+            return shlex.quote(part)
+        return '"$PWD"'.join(shlex.quote(piece) if piece else "" for piece in folder.split(part))
+
+    return " ".join(shown(part) for part in command if not part.startswith("--turns="))
 
 
 def _commands(run: Path, cells: Iterable[PlannedCell], histories: dict[str, CellHistory]) -> dict[str, str]:

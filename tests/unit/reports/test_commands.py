@@ -1,6 +1,7 @@
 """The command that a report shows for a cell: it sets what the run set, and leaves the finished run alone."""
 
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,14 @@ def test_what_a_launch_wrote_is_written_where_the_command_is_typed(run: str, tmp
         f"--out={tmp_path}/measurement.json", f"--volume={tmp_path}:{tmp_path}", f"--configs={run}/configs/tune-1",
         "it's", "", "",
     ]  # fmt: skip
+
+
+def test_a_command_of_nothing_but_slashes_is_shown_at_once() -> None:
+    """A journal that somebody sent may hold one; what it may name is looked for in what a path can be long."""
+    began = time.process_time()
+    own = "/cells/c/attempt-1/launch-0"
+    assert by_hand(["x", "/" * 200_000, own + "/" * 200_000], Path("/r"), "c").startswith("x ///")
+    assert time.process_time() - began < 5.0
 
 
 def test_a_run_that_was_moved_is_known_by_its_folders() -> None:
