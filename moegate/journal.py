@@ -33,6 +33,7 @@ SCHEMA = 1
 MAX_BYTES = 1 << 30
 """A journal beyond this is none of ours: 100,000 cells with all their launches need a tenth of it."""
 _HEADER = "journal"
+_BEGIN = b'{"data":{"purpose":'
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,14 @@ def _parse(path: Path, purpose: str) -> tuple[list[Entry], int]:
             raise RecordError(f"is not a journal of a {purpose}", file=path, line=1)
         if head.data.get("schema") != SCHEMA:
             raise RecordError(f"schema {head.data.get('schema')!r} is not {SCHEMA}", file=path, line=1)
+    elif not _begins((lines[0] if lines else tail).strip(b"\0")):
+        raise RecordError("is somebody's file, not the beginning of a journal", file=path, fix="move it away")
     return entries, good
+
+
+def _begins(text: bytes) -> bool:
+    """Whether a first line that was never finished can have been a journal's; what cannot is not ours to cut off."""
+    return text.startswith(_BEGIN) or _BEGIN.startswith(text)
 
 
 def _refuse(name: str) -> NoReturn:

@@ -60,6 +60,23 @@ def test_nul_bytes_after_a_power_cut_are_a_torn_tail(tmp_path: Path) -> None:
     assert len(journal.read(path)) == 4
 
 
+@pytest.mark.parametrize("content", [b"shopping list", b"shopping list\n", b'{"some": "json"}', b"[1]\n", b"\0\0x"])
+def test_a_file_of_somebody_elses_is_not_cut_off(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(content)
+    with pytest.raises(RecordError, match="somebody's file"):
+        Journal.open(path)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 64, b'{"da', b'{"da\0\0', b'{"data":{"purpose":"r'])
+def test_a_header_that_was_never_finished_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(content)
+    Journal.open(path).close()
+    assert [entry.kind for entry in journal.read(path)] == ["journal"]
+
+
 def test_damage_in_the_middle_is_refused_with_the_entrys_number(tmp_path: Path) -> None:
     path = written(tmp_path / "journal")
     lines = path.read_bytes().split(b"\n")
