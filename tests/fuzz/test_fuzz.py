@@ -365,6 +365,7 @@ def test_fuzz(name: str, workshop: Path, run: Path) -> None:
     if OUT:
         facts = {"target": name, "seconds": SECONDS, "seeds": [SEED, number - 1], "examples": done,
                  "slowest_s": round(slowest, 3), "grown_mib": grown}  # fmt: skip
+        Path(OUT).mkdir(parents=True, exist_ok=True)
         (Path(OUT) / f"{name}.json").write_text(json.dumps(facts) + "\n")
     assert slowest < SLOWEST_S
     assert grown < MOST_MIB
