@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator
 from pydantic_core import PydanticCustomError
 
 from moegate.masking import looks_secret
+from moegate.records.plan import LEAST_Q, MOST_PAIRS
 
 __all__ = [
     "Backend",
@@ -29,6 +30,7 @@ __all__ = [
     "Metric",
     "Name",
     "Natural",
+    "PairCount",
     "PathText",
     "Rate",
     "Share",
@@ -40,7 +42,6 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _YAML_WORDS = frozenset({"no", "yes", "on", "off", "true", "false", "null", "~", "y", "n"})
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,8})(\.[0-9]{1,12})?(e-?[0-9]{1,2})?")
-_LEAST_SHARE = 1e-12  # of a false discovery rate that the statistics can reckon with
 _DURATION = re.compile(r"(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 # Variables that would change which program or which files a child runs with, or that the orchestrator sets itself.
@@ -119,8 +120,8 @@ def _share(value: Any) -> float:
     if not _DECIMAL.fullmatch(digits):
         raise fail(f"{text[:80]!r} is not a share", "write a percentage such as 1% or a fraction such as 0.01")
     share = float(digits) / (100 if percent else 1)
-    if not _LEAST_SHARE <= share < 1:
-        raise fail(f"is {text}", f"write a share from {_LEAST_SHARE:g} to below 1, such as 1% or 0.01")
+    if not LEAST_Q <= share < 1:
+        raise fail(f"is {text}", f"write a share from {LEAST_Q:g} to below 1, such as 1% or 0.01")
     return share
 
 
@@ -177,7 +178,7 @@ def _no_secret(values: dict[str, str]) -> dict[str, str]:
 def _futility(value: Any) -> int | None:
     if value is None or value == "none":
         return None
-    return _whole(1, 10_000)(value)
+    return _whole(1, MOST_PAIRS)(value)
 
 
 def _many(value: Any) -> Any:
@@ -198,6 +199,7 @@ T = TypeVar("T")
 
 Name = Annotated[str, BeforeValidator(_name, json_schema_input_type=str)]
 Natural = Annotated[int, BeforeValidator(_whole(1, 1_000_000), json_schema_input_type=int)]
+PairCount = Annotated[int, BeforeValidator(_whole(1, MOST_PAIRS), json_schema_input_type=int)]
 Count = Annotated[int, BeforeValidator(_whole(1, 1024), json_schema_input_type=int)]
 Whole = Annotated[int, BeforeValidator(_whole(0, 2**53), json_schema_input_type=int)]
 Bool = Annotated[bool, BeforeValidator(_bool, json_schema_input_type=bool)]

@@ -7,6 +7,9 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 __all__ = [
+    "LEAST_Q",
+    "MOST_CELLS",
+    "MOST_PAIRS",
     "ArmSpec",
     "ComparePolicy",
     "GatePolicy",
@@ -20,6 +23,15 @@ __all__ = [
 
 CellKind = Literal["check", "kernel-test", "kernel-bench", "tune", "serve", "accuracy"]
 Family = Literal["kernel", "serving", "control"]
+
+MOST_CELLS = 100_000
+"""Cells of a plan."""
+
+MOST_PAIRS = 500
+"""Pairs of a stage: many times what any policy asks for, and few enough to hold all their pairwise means in memory."""
+
+LEAST_Q = 1e-12
+"""The strictest false discovery rate: about what 40 pairs that all agree can prove (2^-40)."""
 
 
 @dataclass(frozen=True)

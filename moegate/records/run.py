@@ -30,6 +30,10 @@ FINAL_STATES = frozenset(
 )
 
 
+MOST_WALL_S = 1e9
+"""Seconds of an attempt: thirty years."""
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One lease of one stage of a cell. `number` fences: a late result of an older attempt is never taken."""

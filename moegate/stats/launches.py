@@ -12,7 +12,7 @@ from statistics import median
 from moegate.records import Launch, Samples
 from moegate.stats.covariates import void_reason
 
-LEAST, MOST = 1e-30, 1e30
+LEAST_VALUE, MOST_VALUE = 1e-30, 1e30
 """What a launch may have measured, in whatever unit: far beyond any time or rate."""
 
 
@@ -44,13 +44,13 @@ def samples_of(launch: Launch, metric: str | None) -> Samples | None:
 def value_of(samples: Samples) -> float | None:
     """What a launch says of a metric: the median of its values; None where that is no number to reckon with.
 
-    That is a positive one between `LEAST` and `MOST`, whose ratios no exponential overflows.
+    That is one from `LEAST_VALUE` to `MOST_VALUE`: the ratio of two such overflows no exponential.
     """
     values = samples.values
     if not values:
         return None
     value = values[0] if len(values) == 1 else median(values)
-    return value if LEAST <= value <= MOST else None
+    return value if LEAST_VALUE <= value <= MOST_VALUE else None
 
 
 def log_ratio(launches: Sequence[Launch], arms: tuple[str, str], metric: str | None) -> float | str:

@@ -14,7 +14,7 @@ from statistics import NormalDist, median, quantiles
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moegate.stats.signedrank import EXACT_LIMIT, as_rows, hodges_lehmann, one_sided_p
+from moegate.stats.signedrank import as_rows, hodges_lehmann, one_sided_p
 from moegate.stats.stages import EQUIVALENCE_ALPHA, Rules
 
 _EFFICIENCY = math.sqrt(math.pi / 3.0)
@@ -57,12 +57,7 @@ def minimum_detectable_effect(
 
 @lru_cache(maxsize=512)
 def _reach(pairs: int, alpha: float, power: float) -> float:
-    """How many standard deviations beyond the margin are found with this power: bisection over fixed normal draws.
-
-    Of many pairs it falls with their root, so no more are drawn than the exact test takes (within 2 % up to 4,000).
-    """
-    if pairs > EXACT_LIMIT:
-        return _reach(EXACT_LIMIT, alpha, power) * math.sqrt(EXACT_LIMIT / pairs)
+    """How many standard deviations beyond the margin are found with this power: bisection over fixed normal draws."""
     draws = np.random.default_rng(20_000 + pairs).standard_normal((max(240_000 // pairs, 400), pairs))
     low, high = 0.0, 64.0
     for _ in range(18):

@@ -9,7 +9,6 @@ A difference of exactly zero keeps its rank and counts against the alternative: 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -136,20 +135,17 @@ def equivalence_p(log_ratios: ArrayLike, tolerance: float) -> FloatArray:
     return np.maximum(one_sided_p(log_ratios, -tolerance, 1), one_sided_p(log_ratios, -tolerance, -1))
 
 
-_LAID_OUT = 1000
-"""Pairs of which all Walsh averages are laid out; of more, which no policy in use takes, they are counted."""
-
-_AT_ONCE = 1 << 22  # averages in memory together, of however many cells
+_AT_ONCE = 1 << 22  # Walsh averages in memory together, of however many cells
 
 
 def walsh_averages(log_ratios: ArrayLike) -> FloatArray:
-    """All pairwise means, i <= j: ``[..., n] -> [..., n(n+1)/2]``, unsorted. For at most a few thousand pairs."""
+    """All pairwise means, i <= j: ``[..., n] -> [..., n(n+1)/2]``, unsorted. Memory grows with n squared."""
     rows = as_rows(log_ratios)
     first, second = _pairs(rows.shape[-1])
     return np.asarray(0.5 * (rows[..., first] + rows[..., second]))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)  # one of 1,000 pairs holds 8 MB
 def _pairs(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     return np.triu_indices(n)
 
@@ -167,39 +163,16 @@ def _walsh_count(log_ratios: ArrayLike) -> int:
 
 
 def _order_statistics(log_ratios: ArrayLike, ranks: tuple[int, int]) -> tuple[FloatArray, FloatArray]:
-    """The Walsh averages of two ranks, from 0: ``[..., n] -> two [...]``. In a memory that does not grow with n."""
+    """The Walsh averages of two ranks, from 0: ``[..., n] -> two [...]``. Cells are taken in blocks, to save memory."""
     rows = as_rows(log_ratios)
     shape, n = rows.shape[:-1], rows.shape[-1]
     flat = rows.reshape(-1, n)
-    if n > _LAID_OUT:
-        found = np.array([[_counted(np.sort(row), rank) for rank in ranks] for row in flat]).reshape(-1, 2)
-    else:
-        block = max(_AT_ONCE // _walsh_count(rows), 1)
-        parts = [np.partition(walsh_averages(flat[at : at + block]), sorted(set(ranks)), axis=-1)[:, ranks]
-                 for at in range(0, len(flat), block)]  # fmt: skip
-        found = np.concatenate(parts) if parts else np.empty((0, 2))
+    found = np.empty((len(flat), 2))
+    block = max(_AT_ONCE // _walsh_count(rows), 1)
+    for at in range(0, len(flat), block):
+        averages = walsh_averages(flat[at : at + block])
+        found[at : at + block] = np.partition(averages, sorted(set(ranks)), axis=-1)[:, ranks]
     return found[:, 0].reshape(shape), found[:, 1].reshape(shape)
-
-
-def _counted(ordered: FloatArray, rank: int) -> float:
-    """The Walsh average of a rank, by halving the range in which it lies: those below are counted, none is listed."""
-    first = np.arange(ordered.size)
-
-    def up_to(value: float) -> int:
-        reach = np.searchsorted(ordered, 2.0 * value - ordered, side="right") - first  # j >= i with an average <= it
-        return int(np.sum(np.maximum(reach, 0)))
-
-    return ranked(up_to, rank, float(ordered[0]), float(ordered[-1]))
-
-
-def ranked(up_to: Callable[[float], int], rank: int, low: float, high: float) -> float:
-    """The value of a rank (from 0) between `low` and `high`, of which only is known how many are `up_to` a number."""
-    while low < (middle := 0.5 * (low + high)) < high:
-        if up_to(middle) > rank:
-            high = middle
-        else:
-            low = middle
-    return high
 
 
 def interval(log_ratios: ArrayLike, level: float = 0.95) -> Interval:

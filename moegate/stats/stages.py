@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from moegate.errors import RecordError
 from moegate.records import Plan
+from moegate.records.plan import LEAST_Q, MOST_PAIRS
 from moegate.stats.families import adjusted_p
 from moegate.stats.signedrank import FloatArray, as_rows, equivalence_p, hodges_lehmann, one_sided_p
 
@@ -30,14 +31,8 @@ Direction = NDArray[np.int8]
 
 EQUIVALENCE_ALPHA = 0.05
 
-MOST_PAIRS = 1_000_000
-"""Of a stage: far beyond any run's, and few enough to reckon with."""
-
 MOST_CHANGE = 100.0
 """Of a margin or a tolerance, as a fraction: a matrix allows less than 1."""
-
-LEAST_Q = 1e-12
-"""The strictest false discovery rate: about what 40 pairs that all agree can prove (2^-40)."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ class Rules:
         if self.screen < 1 or self.confirm < 0 or (self.futility is not None and self.futility < 1):
             raise ValueError("screen and futility need at least 1 pair, confirm at least 0")
         if max(self.screen, self.confirm, self.futility or 0) > MOST_PAIRS:
-            raise ValueError(f"screen, confirm and futility are at most {MOST_PAIRS:,} pairs")
+            raise ValueError(f"screen, confirm and futility are at most {MOST_PAIRS} pairs")
         if not 0 <= self.margin < MOST_CHANGE or not 0 < self.tolerance < MOST_CHANGE or not LEAST_Q <= self.q < 1:
             raise ValueError(
                 f"0 <= margin < {MOST_CHANGE:g}, 0 < tolerance < {MOST_CHANGE:g} and {LEAST_Q:g} <= q < 1 are needed"

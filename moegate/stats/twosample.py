@@ -9,11 +9,10 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moegate.stats.signedrank import FloatArray, Interval, as_rows, ranked
+from moegate.stats.signedrank import FloatArray, Interval, as_rows
 
 _EXACT_PRODUCT = 5000  # exact null distribution up to this many differences (70 x 70 pairs)
-_DECIMALS = 12  # what differs by less than half of the last is a tie
-_LAID_OUT = 1 << 20  # differences that are listed; of more, which no policy in use takes, they are counted
+_TIE_DECIMALS = 12  # as in signedrank: differences closer than 1e-12 are the same reading
 
 
 def shift(first: ArrayLike, second: ArrayLike, level: float = 0.95) -> tuple[float, Interval]:
@@ -22,25 +21,10 @@ def shift(first: ArrayLike, second: ArrayLike, level: float = 0.95) -> tuple[flo
     first ``[n]``, second ``[m]``: log ratios of two cells.
     """
     a, b = as_rows(first), as_rows(second)
-    count = a.size * b.size
+    differences = np.sort(np.subtract.outer(a, b).ravel())
     rank, got = _rank(a.size, b.size, level)
-    wanted = (rank, count - 1 - rank, (count - 1) // 2, count // 2)
-    if count <= _LAID_OUT:
-        differences = np.sort(np.subtract.outer(a, b).ravel())
-        low, high, *middle = (float(differences[at]) for at in wanted)
-    else:
-        low, high, *middle = _counted(a, np.sort(b), wanted)
-    return 0.5 * sum(middle), Interval(low, high, got)
-
-
-def _counted(a: FloatArray, ordered: FloatArray, ranks: tuple[int, ...]) -> list[float]:
-    """The differences a - b of these ranks, counted and not listed; `ordered`: b, ascending."""
-
-    def up_to(value: float) -> int:
-        return int(np.sum(ordered.size - np.searchsorted(ordered, a - value, side="left")))
-
-    ends = float(np.min(a) - ordered[-1]), float(np.max(a) - ordered[0])
-    return [ranked(up_to, rank, *ends) for rank in ranks]
+    low, high = float(differences[rank]), float(differences[differences.size - 1 - rank])
+    return float(np.median(differences)), Interval(low, high, got)
 
 
 def two_sample_p(first: ArrayLike, second: ArrayLike, margin: float, direction: int = 1) -> float:
@@ -49,12 +33,8 @@ def two_sample_p(first: ArrayLike, second: ArrayLike, margin: float, direction: 
     first ``[n]``, second ``[m]``, margin a log ratio (may be negative). A tie counts against: shy, never bold.
     """
     a, b = as_rows(first), as_rows(second)
-    size = a.size * b.size
-    if size <= _LAID_OUT:
-        wins = int(np.sum(np.round(direction * np.subtract.outer(a, b) - margin, _DECIMALS) > 0))
-    else:
-        least = direction * a - margin - 0.5 * 10.0**-_DECIMALS
-        wins = int(np.sum(np.searchsorted(np.sort(direction * b), least, side="left")))
+    gaps = np.round(direction * np.subtract.outer(a, b) - margin, _TIE_DECIMALS)
+    wins, size = int(np.sum(gaps > 0)), a.size * b.size
     if size <= _EXACT_PRODUCT:
         # By symmetry P(U >= wins) = P(U <= nm - wins).
         return min(float(np.sum(_null_pmf(a.size, b.size)[: size - wins + 1])), 1.0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from moegate.records import Launch, Measurement, PlannedCell
+from moegate.records.plan import MOST_PAIRS
 from moegate.stats import roles, void_reason
 
 Stage = Literal["screen", "confirm"]
@@ -67,6 +68,9 @@ def pair_up(cell: PlannedCell, arms: tuple[str, str], measurements: Sequence[Mea
             void.extend(["an earlier try of its pair"] * (len(groups[key]) - 2))
         else:
             void.extend([found] * len(groups[key]))
+    most = max(Counter(pair.stage for pair in pairs).values(), default=0)
+    if most > MOST_PAIRS:  # no plan asks for so many; estimating from them would take all memory
+        problem, pairs = problem or f"{most:,} pairs of a stage: at most {MOST_PAIRS} are compared", []
     device = launches[0].device.identity if launches else ""
     return CellPairs(tuple(pairs), len(void), tuple(dict.fromkeys(void)), device, problem)
 

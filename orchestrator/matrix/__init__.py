@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from orchestrator.matrix.load import MAX_CELLS, Matrix, load
+from orchestrator.matrix.load import Matrix, load
 
-__all__ = ["MAX_CELLS", "Matrix", "load"]
+__all__ = ["Matrix", "load"]

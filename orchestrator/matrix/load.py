@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from moegate import canonical
 from moegate.errors import UsageError
+from moegate.records.plan import MOST_CELLS
 from orchestrator.cells import KINDS
 from orchestrator.cells.base import CellSpec
 from orchestrator.matrix.schema import MatrixSpec, kind_keys
@@ -30,9 +31,8 @@ from orchestrator.matrix.tree import (
     plain,
 )
 
-__all__ = ["MAX_CELLS", "Matrix", "Text", "cell_count", "load"]
+__all__ = ["Matrix", "Text", "cell_count", "load"]
 
-MAX_CELLS = 100_000
 
 Place = tuple[str | int, ...]
 
@@ -79,8 +79,8 @@ def load(path: Path, settings: Sequence[str] = ()) -> Matrix:
     spec = _validate(path, tree, raw)
     matrix = Matrix(path, _root(path), spec, canonical.digest(_texts(tree)), tree, tuple(settings))
     count = sum(cell_count(cell) for cell in spec.cells)
-    if count > MAX_CELLS:
-        matrix.fail(("cells",), f"multiplies to {count} cells", f"at most {MAX_CELLS}; name fewer values per axis")
+    if count > MOST_CELLS:
+        matrix.fail(("cells",), f"multiplies to {count} cells", f"at most {MOST_CELLS}; name fewer values per axis")
     return matrix
 
 

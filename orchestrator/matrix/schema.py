@@ -24,7 +24,7 @@ from orchestrator.scalars import (
     Many,
     Metric,
     Name,
-    Natural,
+    PairCount,
     PathText,
     Share,
     Whole,
@@ -114,8 +114,8 @@ class Compare(_Strict):
     baseline: Name
     candidate: Name
     expect: Literal["improved", "no_regression", "equal"] = "no_regression"
-    screen: Natural = Field(default=5, description="pairs that every cell gets")
-    confirm: Natural = Field(default=60, description="further pairs for cells that moved")
+    screen: PairCount = Field(default=5, description="pairs that every cell gets")
+    confirm: PairCount = Field(default=60, description="further pairs for cells that moved")
     futility: Futility = Field(default=10, description="fresh pairs after which a hopeless cell stops, or none")
 
 

@@ -12,12 +12,12 @@ from moegate import journal
 from moegate.errors import MoegateError
 from moegate.paths import is_file
 from moegate.records import ComparePolicy, PlannedCell, PoolSpec
+from moegate.records.run import MOST_WALL_S
 from orchestrator.cells import KINDS
 
 __all__ = ["History", "estimated", "launches", "read_history", "run_seconds", "stage_seconds"]
 
 _RUNS = 5  # of the newest earlier runs
-_MOST_S = 1e9  # of an attempt: thirty years
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _walls(entries: Iterable[journal.Entry]) -> tuple[dict[str, float], dict[str
         cell = str(entry.data.get("cell"))
         if entry.kind == "done":
             wall = float(entry.data.get("wall_s") or 0.0)
-            if not 0 <= wall <= _MOST_S:
+            if not 0 <= wall <= MOST_WALL_S:
                 raise ValueError(f"{wall:g} s is no time of an attempt")
             walls[cell] = walls.get(cell, 0.0) + wall
             if entry.data.get("stage") == "screen":

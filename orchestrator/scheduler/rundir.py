@@ -23,14 +23,15 @@ from moegate.errors import InfraError, RecordError, RunLocked, UsageError
 from moegate.locks import FileLock, Held, holder_of
 from moegate.paths import is_file, is_folder
 from moegate.records import Plan
+from moegate.records.plan import MOST_CELLS
 
 __all__ = ["MAX_RESULT_BYTES", "RunDir", "fresh_id", "newest"]
 
 MAX_RESULT_BYTES = 32 << 20
 """A result beyond this is none: it is neither written nor, from wherever it came, read."""
 _CELL_ID = re.compile(r"[a-z0-9][a-z0-9_.-]{0,126}")
-MOST_CELLS, MOST_GLOBS = 100_000, 1_000
-"""Of a plan: what a matrix may expand to, and rules that are held against each of its cells."""
+MOST_GLOBS = 1_000
+"""Rules of a plan that are held against each of its cells."""
 
 _ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,5})")
 

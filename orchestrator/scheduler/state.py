@@ -9,15 +9,13 @@ from typing import Any
 from moegate.errors import RecordError
 from moegate.journal import Entry
 from moegate.records import FINAL_STATES, Attempt, CellOutcome, Plan, State, from_json, to_json
+from moegate.records.plan import MOST_PAIRS
+from moegate.records.run import MOST_WALL_S
 
 __all__ = ["KEPT", "CellHistory", "outcomes", "read_cells", "run_id"]
 
 KEPT: frozenset[str] = frozenset({"PASSED", "FAILED", "TIMEOUT", "OOM", "CRASHED"})
 """States that say something about the cell: a resume keeps them while the key holds, and runs the others again."""
-
-
-MOST_WALL_S = 1e9
-"""Of an attempt: thirty years."""
 
 
 @dataclass
@@ -73,7 +71,10 @@ def _fold(cells: dict[str, CellHistory], entry: Entry) -> None:
         at = history.places.get(data["attempt"])
         if at is not None:
             history.attempts[at] = _ended(history.attempts[at], data)
-            history.ratios[data["attempt"]] = tuple(float(ratio) for ratio in data.get("ratios") or ())
+            ratios = data.get("ratios") or ()
+            if len(ratios) > MOST_PAIRS:
+                raise RecordError(f"an attempt cannot have made {len(ratios):,} pairs")
+            history.ratios[data["attempt"]] = tuple(float(ratio) for ratio in ratios)
     elif entry.kind == "final":
         history = cells.setdefault(data["cell"], CellHistory(data["cell"]))
         end = from_json(CellOutcome, {"cell": data["cell"], "state": data["state"], "reason": data.get("reason", "")})

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from moegate.records import Launch, Measurement, Samples
+from moegate.records.plan import MOST_PAIRS
 from orchestrator.compare import Pair, compare, predict
 from orchestrator.compare.divergence import first_divergence
 from orchestrator.compare.prediction import batch_sizes, kernel_times
@@ -40,6 +41,12 @@ def test_metrics_without_end_are_not_estimated_without_end(lab: SimpleNamespace)
     assert verdict.effect.metric == "tps"  # type: ignore[attr-defined]
     assert len(verdict.others) < 500  # type: ignore[attr-defined]
     assert time.process_time() - began < 20.0
+
+
+def test_more_pairs_than_a_plan_may_ask_for_are_no_verdict(lab: SimpleNamespace) -> None:
+    assert only(lab, lab.stage([0.01] * MOST_PAIRS)).verdict is not None  # type: ignore[attr-defined]
+    verdict = only(lab, lab.stage([0.01] * (MOST_PAIRS + 1)))
+    assert (verdict.verdict, verdict.reason) == (None, "501 pairs of a stage: at most 500 are compared")  # type: ignore[attr-defined]
 
 
 def pair_of(launch: Launch) -> Pair:

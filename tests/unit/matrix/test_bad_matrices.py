@@ -76,6 +76,7 @@ EDITS = [
     ("margin as a whole number", "margin: 1%", "margin: 1", 21, "is 1", "1%"),
     ("a rate that nothing reaches", "margin: 1%", "q: 1e-90", 21, "is 1e-90", "from 1e-12 to below 1"),
     ("margin in words", "margin: 1%", "margin: one", 21, "is not a share", "1%"),
+    ("more pairs than anybody waits for", "confirm: 8", "confirm: 501", 20, "is 501", "from 1 to 500"),
     ("futility beyond confirm", "futility: none", "futility: 9", 20, "more than confirm", "or none"),
     ("required matches nothing", "margin: 1%", "required: ['serve/gpu/*']", 21, "matches no cell", "lists the labels"),
     ("bad tier", "margin: 1%", "tiers: {gpu/auto: functional}", 21, "is not pool/backend", "pools cpu"),

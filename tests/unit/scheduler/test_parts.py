@@ -99,6 +99,7 @@ LEASE = {"cell": "c1", "stage": "only", "attempt": 1, "slot": "p/0", "device": "
         ("done", {"cell": "c1", "attempt": 1, "state": "PASSED", "wall_s": 10**400}),
         ("done", {"cell": "c1", "attempt": 1, "state": "PASSED", "wall_s": 1e300}),
         ("done", {"cell": "c1", "attempt": 1, "state": "PASSED", "wall_s": -1.0}),
+        ("done", {"cell": "c1", "attempt": 1, "state": "PASSED", "ratios": [0.1] * 501}),
         ("done", {"cell": "c1", "attempt": [1], "state": "PASSED"}),
         ("done", {"cell": "c1", "attempt": 1, "state": "PASSED", "ratios": ["x"]}),
         ("done", {"cell": "c1", "attempt": 1, "state": "PASSED", "commands": 1}),
