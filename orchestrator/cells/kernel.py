@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from orchestrator.cells.base import MODEL, POOL, Axis, CellSpec, Dtype, Engine, Work
-from orchestrator.scalars import Line, Many, Name
+from orchestrator.cells.base import MODEL, POOL, Axis, CellSpec, Dtype, Engine, Op, Work
+from orchestrator.scalars import Many, Name
 
 __all__ = ["KERNEL", "KernelSpec", "problem"]
 
@@ -25,7 +25,7 @@ class KernelSpec(CellSpec):
 
     pools: Many[Name]
     models: Many[Name]
-    ops: Many[Line] = Field(default=["fused_experts"])
+    ops: Many[Op] = Field(default=["fused_experts"])
     dtypes: Many[Dtype] | None = Field(default=None, description="default: the model's own")
     engine: Many[Engine] = Field(default=["moegate"])
 

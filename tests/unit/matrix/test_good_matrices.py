@@ -162,12 +162,10 @@ def test_the_b60_matrix_plans_with_auto_as_control():
 
 def test_ten_thousand_cells_plan_in_about_a_second(repository, good):
     path = repository / "matrix.yaml"
-    names = ", ".join(f"op{i}" for i in range(3334))
-    path.write_text(
-        good.replace(
-            "  - kind: check", f"  - kind: kernel-test\n    ops: [{names}]\n    dtypes: [float32, float16, bfloat16]"
-        )
-    )
+    names = [f"cpu{i}" for i in range(3334)]
+    pools = "".join(f"  {name}: {{device: cpu, image: cpu, ray: none}}\n" for name in names)
+    cell = f"  - kind: kernel-test\n    pools: [{', '.join(names)}]\n    dtypes: [float32, float16, bfloat16]"
+    path.write_text(good.replace("models:\n", f"{pools}models:\n", 1).replace("  - kind: check", cell))
     matrix = load(path)
     began = time.process_time()
     plan = build(matrix)
