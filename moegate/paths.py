@@ -11,10 +11,10 @@ __all__ = [
     "config_root",
     "ensure_inside",
     "ensure_writable",
+    "exists",
     "fsync_directory",
     "is_file",
     "is_folder",
-    "is_there",
     "user_cache",
     "write_atomic",
 ]
@@ -32,8 +32,11 @@ def config_root() -> Path:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a regular file is there. A name that the system refuses to look at (too long, in a folder that may not be
-    entered) is none: pathlib raises there, which no name that somebody else wrote may lead to."""
+    """Whether a regular file is there; False for a name that the system refuses to look up.
+
+    Such a name is too long, or lies in a folder that this user may not enter. `Path.is_file` raises OSError for it: a
+    traceback, where somebody else wrote the name.
+    """
     return os.path.isfile(path)  # noqa: PTH113 - see above
 
 
@@ -42,7 +45,7 @@ def is_folder(path: Path) -> bool:
     return os.path.isdir(path)  # noqa: PTH112 - as above
 
 
-def is_there(path: Path) -> bool:
+def exists(path: Path) -> bool:
     """Whether anything is there; as `is_file`."""
     return os.path.exists(path)  # noqa: PTH110 - as above
 
@@ -122,9 +125,10 @@ def fsync_directory(path: Path) -> None:
 
 
 def ensure_inside(root: Path, path: Path) -> Path:
-    """Return `path` resolved, or raise UsageError where it leads outside `root` (by `..`, absolute name or link).
+    """Return `path` resolved.
 
-    So it does where links lead in a circle, or a name cannot be one.
+    Raises:
+        UsageError: it leads outside `root` (by `..`, absolute name or link), or no file can have that name.
     """
     try:
         resolved = Path(os.path.realpath(root / path))  # resolve() raises RuntimeError at links in a circle

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moegate.errors import UsageError
-from moegate.paths import is_folder, is_there
+from moegate.paths import exists, is_folder
 
 GIT = "git:"
 _TIMEOUT_S = 120
@@ -85,7 +85,7 @@ def _beside(folder: Path, path: Path, start: Path) -> Path | None:
     for origin in (start, *absolute.parents):
         if absolute.is_relative_to(origin.resolve()):
             candidate = folder / absolute.relative_to(origin.resolve())
-            if is_there(candidate) and candidate.resolve() != folder.resolve():
+            if exists(candidate) and candidate.resolve() != folder.resolve():
                 return candidate
     return folder if is_folder(path) else None
 
@@ -95,7 +95,7 @@ def _exported(roots: dict[Path, Path], path: Path) -> Path | None:
     for top, copy in roots.items():
         if absolute.is_relative_to(top):
             candidate = copy / absolute.relative_to(top)
-            return candidate if is_there(candidate) else None
+            return candidate if exists(candidate) else None
     return None
 
 

@@ -10,6 +10,7 @@ from moegate.records import Case, DeviceIdentity, Measurement, to_json
 from moegate.records.findings import CheckResult, Finding
 from moegate.text import plain
 from orchestrator.check.rules import BY_ID, RULES
+from orchestrator.check.targets import Compiled
 
 _COLOURS: Mapping[str, str] = {"error": "\x1b[31;1m", "warning": "\x1b[33m", "note": "\x1b[36m"}
 _DIM, _OFF = "\x1b[2m", "\x1b[0m"
@@ -53,7 +54,7 @@ def as_text(result: CheckResult, *, colour: bool = False, limit: int = 0) -> str
         lines.append("")
     lines += list(_coverage(result.coverage)) + list(_accepted(result.accepted))
     if compiled := result.detail.get("compiled"):
-        lines.append(compiled["words"])
+        lines.append(Compiled(**compiled).sentence())
     lines.append(verdict(result))
     return "\n".join(lines) + "\n"
 

@@ -121,9 +121,8 @@ def _detail(options: Options) -> dict[str, Any]:
 
 
 def _compiled(state: _State) -> dict[str, Any] | None:
-    """What was compiled, and that in words; None where nobody asked."""
-    done = state.compiled
-    return {**asdict(done), "words": done.sentence()} if done.targets else None
+    """What was compiled; None where nobody asked."""
+    return asdict(state.compiled) if state.compiled.targets else None
 
 
 def _lock_file(options: Options) -> Path | None:

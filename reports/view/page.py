@@ -62,7 +62,7 @@ class Row:
     pairs: int | None
     detectable: str
     detectable_key: float | None
-    metric: str
+    gain_title: str
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ def _row(joined: Joined, linked: bool) -> Row:
         pairs=effect.pairs if effect else None,
         detectable=percent(verdict.detectable, sign=False) if verdict and verdict.detectable is not None else "",
         detectable_key=verdict.detectable if verdict else None,
-        metric=", ".join(filter(None, (one_line(effect.metric, 60), basis_of(joined, effect)))) if effect else "",
+        gain_title=", ".join(filter(None, (one_line(effect.metric, 60), basis_of(joined, effect)))) if effect else "",
     )
 
 

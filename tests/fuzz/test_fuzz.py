@@ -43,7 +43,7 @@ SEED = number("MOEGATE_FUZZ_SEED", 1, least=0) or random.SystemRandom().randrang
 OUT = os.environ.get("MOEGATE_FUZZ_OUT")
 SLOWEST_S = 10.0
 MOST_MIB = 400
-HOG_MIB = 2048
+LIMIT_MIB = 2048
 
 # Mutations of bytes: (what, where, how much, token)
 TOKENS = (
@@ -355,7 +355,7 @@ def test_fuzz(name: str, workshop: Path, run: Path) -> None:
         def series(drawn: Any) -> None:
             nonlocal done, slowest
             start = time.process_time()
-            with bounded(HOG_MIB):
+            with bounded(LIMIT_MIB):
                 check(drawn)
             done, slowest = done + 1, max(slowest, time.process_time() - start)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from moegate import canonical
 from moegate.errors import MoegateError
-from moegate.paths import is_file, is_folder, is_there
+from moegate.paths import exists, is_file, is_folder
 
 __all__ = ["FREE_BYTES", "no_room", "unreadable"]
 
@@ -26,7 +26,7 @@ _INDEX = "*.safetensors.index.json"
 def unreadable(paths: Iterable[Path]) -> str | None:
     """Return why one of these inputs cannot be used on this host, or None."""
     for path in paths:
-        if not is_there(path):
+        if not exists(path):
             return f"{path} is not on this host (fix: put it there, or correct its path in the matrix)"
         if not os.access(path, os.R_OK | (os.X_OK if is_folder(path) else 0)):
             return f"{path} cannot be read by this user"

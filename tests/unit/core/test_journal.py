@@ -70,7 +70,7 @@ def test_a_file_of_somebody_elses_is_not_cut_off(tmp_path: Path, content: bytes)
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 64, b'{"da', b'{"da\0\0', b'{"data":{"purpose":"r'])
-def test_a_header_that_was_never_finished_is(tmp_path: Path, content: bytes) -> None:
+def test_a_header_that_was_never_finished_is_cut_off(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "journal"
     path.write_bytes(content)
     Journal.open(path).close()

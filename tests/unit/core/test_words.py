@@ -227,7 +227,7 @@ def test_a_link_is_replaced_and_what_it_led_to_stays(tmp_path: Path) -> None:
     assert not (tmp_path / "link").is_symlink()
 
 
-@pytest.mark.parametrize("look", [paths.is_file, paths.is_folder, paths.is_there])
+@pytest.mark.parametrize("look", [paths.is_file, paths.is_folder, paths.exists])
 def test_a_name_that_the_system_refuses_to_look_at_is_nothing(
     tmp_path: Path, look: Callable[[Path], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
