@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tuner.commands import MOST_TOKENS, SIZES_ON_CPU
+from moegate.records.plan import MOST_PAIRS
+from tuner.commands import FEW_SIZES, MOST_TOKENS
 from tuner.commands.compile import register as register_compile
 from tuner.commands.options import PATH, not_empty, place
 
@@ -23,7 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_FEW = ",".join(map(str, SIZES_ON_CPU))
+_FEW = ",".join(map(str, FEW_SIZES))
 Model = Annotated[Path | None, typer.Option(**PATH, help="A Hugging Face config.json or its folder; or --shape.")]
 Shape = Annotated[str | None, typer.Option(help="Instead of a model: E=64,N=896,H=1280,topk=6.")]
 Op = Annotated[str, typer.Option(help="fused_experts, block_fp8_linear or store_kv_cache.")]
@@ -186,7 +187,7 @@ def compare(
     dtype: Dtype = "auto",
     batch_sizes: Sizes = "",
     launches: Annotated[
-        int, typer.Option(min=1, max=_MOST_TIMES, help="Fresh processes; each counts once. A verdict takes 5.")
+        int, typer.Option(min=1, max=MOST_PAIRS, help="Fresh processes; each counts once. A verdict takes 5.")
     ] = 5,
     rounds: Annotated[
         int, typer.Option(min=1, max=_MOST_TIMES, help="Alternating rounds per batch size in a process.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,7 +43,6 @@ __all__ = [
 ]
 
 _PROJECTIONS: Mapping[Spelling, tuple[Projection, ...]] = {"sglang": ("up", "down"), "vllm": ("up",)}
-_ANY = "\0"  # in place of a device's name that is not known yet
 
 # What each engine's loader keeps of a config; anything else would silently not be what was timed.
 ENGINE_FIELDS: dict[str, frozenset[str] | None] = {
@@ -105,8 +103,8 @@ def files_of(root: Path, problem: Problem, triton: str, device_name: str, *, vll
 def ensure_places(root: Path, problem: Problem, *, triton: str = "", device_name: str = "", vllm: bool = False) -> None:
     """Refuse what takes no files, before anything is measured for them.
 
-    Without `triton` and `device_name`, which a child has to be asked for, whatever stands under a name of this problem
-    on any device counts.
+    Without `triton` and `device_name`, which a child has to be asked for, whatever has the name of a JSON file in the
+    folders of this problem counts.
 
     Raises:
         UsageError: naming the folder, or what has the name of a file and is none.
@@ -115,14 +113,11 @@ def ensure_places(root: Path, problem: Problem, *, triton: str = "", device_name
         for path in files_of(root, problem, triton, device_name, vllm=vllm):
             ensure_place(path)
         return
-    for path in files_of(Path(), problem, "", _ANY, vllm=vllm):
-        ensure_place(root / path.parent / "name.json")
-        first, last = path.name.split(_ANY)
-        folders = root.glob(f"{CONFIGS}/*") if path.parent == Path(CONFIGS) else [root / path.parent]
-        for folder in folders:
-            for there in folder.glob(f"{glob.escape(first)}*{glob.escape(last)}"):
-                if there.exists() and not there.is_file() and "," not in there.name[len(first) : -len(last)]:
-                    ensure_place(there)
+    for folder in {path.parent for path in files_of(root, problem, "", "any", vllm=vllm)}:
+        ensure_place(folder / "name.json")
+        for there in folder.rglob("*.json"):
+            if not there.is_file():
+                ensure_place(there)
 
 
 def _folder(root: Path, spelling: Spelling, triton: str) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 from moegate import canonical
 from moegate.configs import ConfigTree
-from moegate.configs.values import DENSE_FIELDS, STORE_FIELDS, hindrances, is_batch_size, nearest
+from moegate.configs.values import DENSE_FIELDS, STORE_FIELDS, is_batch_size, launch_problems, nearest
 from moegate.errors import UsageError
 from moegate.records import ConfigUse
 from tuner.emit import single_name
@@ -95,7 +95,7 @@ def _single(
 def _entries(problem: Problem, path: Path) -> dict[int, dict[str, Any]]:
     found = canonical.load_json(path)
     if problem.op == "block_fp8_linear":
-        for wrong in hindrances(found, fields=DENSE_FIELDS):
+        for wrong in launch_problems(found, fields=DENSE_FIELDS):
             raise UsageError(wrong.message, file=path, fix=wrong.fix)
         return {int(size): dict(entry) for size, entry in found.items()}
     rows = found.items() if isinstance(found, dict) else ()

@@ -249,7 +249,7 @@ def _entry_problems(
             yield ValueProblem("missing-field", (key,), words, f"add {name}")
 
 
-def hindrances(
+def launch_problems(
     data: object, *, engine: Engine = "moegate", fields: tuple[Field, ...] = FIELDS
 ) -> Iterator[ValueProblem]:
     """Of `problems` those that nothing can be launched with: bad values, and entries that lack a side of their tile."""

@@ -1,6 +1,6 @@
 """One file per sub-command."""
 
-SIZES_ON_CPU = (1, 2, 4, 8)
+FEW_SIZES = (1, 2, 4, 8)
 """Batch sizes where nobody names any, under Triton's interpreter and for a bench."""
 
 MOST_TOKENS = 1 << 20

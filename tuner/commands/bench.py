@@ -20,7 +20,7 @@ from moegate.errors import InfraError, UsageError
 from moegate.exits import Exit
 from moegate.records import ConfigUse, DeviceIdentity, Launch, Measurement, Proof, Samples, to_json
 from tuner.child.worker import classify
-from tuner.commands import SIZES_ON_CPU
+from tuner.commands import FEW_SIZES
 from tuner.commands.common import INTERPRETED, parse_sizes, publish
 from tuner.engines import ensure_engine
 from tuner.lookup import Lookup, lookup
@@ -97,7 +97,7 @@ def run(
         raise UsageError(f"unknown graph mode {graph!r}", field="--graph", fix="eager or full")
     ensure_engine(engine)
     problem = problem_of(model, shape, op, dtype, engine=engine, tp=tp, ep=ep)
-    sizes, source = parse_sizes(batch_sizes, SIZES_ON_CPU), source_of(routing)
+    sizes, source = parse_sizes(batch_sizes, FEW_SIZES), source_of(routing)
     ensure_runnable()
     bench = _prepare(problem, engine, backend, None if configs == "none" else Path(configs), graph == "full", reps)
     with _fitting(problem):

@@ -13,7 +13,7 @@ from moegate.errors import UsageError
 from moegate.exits import Exit
 from moegate.records import to_json
 from tuner.child.client import ChildSpec
-from tuner.commands import SIZES_ON_CPU
+from tuner.commands import FEW_SIZES
 from tuner.commands.common import INTERPRETED, interpreter_of, parse_sizes, print_json
 from tuner.compare import LEAST_LEVEL, Compared, compare
 from tuner.engines import ensure_engine
@@ -40,7 +40,7 @@ def run(*, a: str, b: str, model: Path | None, shape: str | None, op: str, dtype
         ConfigTree(root)  # refuses what is no folder before a child is started
     source, interpreter = source_of(routing), interpreter_of(python)
     interpreted = interpreter_env()
-    sizes = parse_sizes(batch_sizes, SIZES_ON_CPU) if interpreted else parse_sizes(batch_sizes)
+    sizes = parse_sizes(batch_sizes, FEW_SIZES) if interpreted else parse_sizes(batch_sizes)
     progress = Progress(launches, quiet=as_json and not sys.stderr.isatty())
 
     def look(hello: dict[str, Any]) -> tuple[Lookup, Lookup]:

@@ -12,7 +12,7 @@ from moegate.configs.names import Spelling
 from moegate.errors import UsageError
 from moegate.exits import Exit
 from moegate.records import Case, ConfigTiming, Measurement, to_json
-from tuner.commands import SIZES_ON_CPU
+from tuner.commands import FEW_SIZES
 from tuner.commands.common import INTERPRETED, interpreter_of, parse_budget, parse_sizes, print_json, publish
 from tuner.effort import effort as effort_of
 from tuner.engines import ensure_engine
@@ -46,7 +46,7 @@ def run(*, out: Path, model: Path | None, shape: str | None, op: str, dtype: str
     effort_of(effort)
     strategy_of(strategy)
     problem = problem_of(model, shape, op, dtype, engine=engine, tp=tp, ep=ep)
-    sizes = parse_sizes(batch_sizes, SIZES_ON_CPU) if interpreter_env() else parse_sizes(batch_sizes)
+    sizes = parse_sizes(batch_sizes, FEW_SIZES) if interpreter_env() else parse_sizes(batch_sizes)
     if result is not None:
         ensure_apart(result, out)
     excluded = tuple(word.strip() for word in without.split(",") if word.strip())

@@ -10,7 +10,7 @@ from typing import Any
 
 from moegate import canonical, devices
 from moegate.configs import ConfigKey, parse_name
-from moegate.configs.values import hindrances, is_batch_size
+from moegate.configs.values import is_batch_size, launch_problems
 from moegate.errors import UsageError
 
 __all__ = ["FileJobs", "jobs_of"]
@@ -69,7 +69,7 @@ def jobs_of(path: Path, targets: tuple[str, ...]) -> FileJobs:
 def _refused(path: Path, content: Any) -> dict[str, str]:
     """The keys of a file that nothing can be launched for, each with what is wrong first."""
     refused: dict[str, str] = {}
-    for problem in hindrances(content):
+    for problem in launch_problems(content):
         if not problem.path:
             raise UsageError(problem.message, file=path, fix=problem.fix)
         refused.setdefault(problem.path[0], problem.message)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from pathlib import Path
@@ -21,13 +20,7 @@ from tuner.strategies.racing import Race
 ROOT = Path(__file__).resolve().parents[3]
 OWN = json.loads((ROOT / "tuner/prior/own.json").read_text())
 
-# How many are tried up to each number of tokens, and the first hex digits of the sha256 of their lines: what was tried
-# when the kernels came, one list in code for each.
-TRIED = [
-    ("bfloat16", None, {4: (18, "fd23f4716ed8c396"), 256: (2, "e3d94b9e0c302534")}),
-    ("fp8_w8a8", None, {4: (4, "7508f86b665d2a69")}),
-    ("fp8_w8a8", (128, 128), {4: (12, "c261863aebf0c681"), 256: (2, "ca734ee8432d4079")}),
-]
+KINDS = [("bfloat16", None, "16bit"), ("fp8_w8a8", None, "fp8"), ("fp8_w8a8", (128, 128), "fp8_block")]
 
 
 def _race(dtype: str, block: tuple[int, int] | None, size: int) -> Race:
@@ -39,17 +32,22 @@ def _race(dtype: str, block: tuple[int, int] | None, size: int) -> Race:
     return Race(task, {}, size)
 
 
-@pytest.mark.parametrize(("dtype", "block", "tried"), TRIED)
-def test_the_same_are_tried_in_the_same_order(
-    dtype: str, block: tuple[int, int] | None, tried: dict[int, tuple[int, str]]
+@pytest.mark.parametrize(("dtype", "block", "kind"), KINDS)
+@pytest.mark.parametrize("size", [1, 4, 5, 8, 256, 257, 4096])
+def test_what_the_table_lists_is_tried_in_its_order_up_to_its_number_of_tokens(
+    dtype: str, block: tuple[int, int] | None, kind: str, size: int
 ) -> None:
-    for size in (*range(1, 300), 512, 1024, 4096):
-        count, digest = tried[min(limit for limit in tried if size <= limit)] if size <= max(tried) else (0, "")
-        wanted = _race(dtype, block, size)._beyond()
-        assert set(wanted) == {"up", "down"}
-        for configs in wanted.values():
-            lines = "\n".join(config.spell() for config in configs)
-            assert (len(configs), hashlib.sha256(lines.encode()).hexdigest()[:16] if lines else "") == (count, digest)
+    listed = [
+        {**dict(zip(OWN["fields"], tile, strict=True)), **entry["values"]}
+        for entry in OWN["beyond"]
+        if size <= entry["up_to"]
+        for tile in entry["tiles"].get(kind, [])
+    ]
+    assert bool(listed) == (size <= (4 if kind == "fp8" else 256))
+    wanted = _race(dtype, block, size)._beyond()
+    assert set(wanted) == {"up", "down"}
+    for configs in wanted.values():
+        assert [config.as_dict() for config in configs] == listed
 
 
 def test_another_kernel_is_a_line_of_the_table(tmp_path: Path) -> None:

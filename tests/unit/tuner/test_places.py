@@ -66,8 +66,8 @@ def test_what_has_another_name_is_in_nobodys_way(tmp_path: Path) -> None:
     for problem in (other, Problem("fused_experts", 4, 64, 128, 2, "float32")):
         for path in files_of(tmp_path, problem, TRITON, DEVICE, vllm=True):
             path.mkdir(parents=True)
-    ensure_places(tmp_path, Problem("fused_experts", 8, 64, 128, 2, "bfloat16"), vllm=True)
-    ensure_places(tmp_path, EXPERTS)
+    for problem in (Problem("fused_experts", 8, 64, 128, 2, "bfloat16"), EXPERTS):
+        ensure_places(tmp_path, problem, triton=TRITON, device_name=DEVICE, vllm=True)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from moegate.configs import BATCH_SIZES
 from moegate.errors import InfraError, UsageError
 from tuner.cli import app
-from tuner.commands import SIZES_ON_CPU, bench
+from tuner.commands import FEW_SIZES, bench
 from tuner.commands.common import parse_budget, parse_sizes
 from tuner.commands.compile import run as compile_configs
 from tuner.commands.verify import run as verify
@@ -151,7 +151,7 @@ def test_a_lease_tunes_the_problem_itself(problem: Problem) -> None:
         (["replay", "--journal", "x", "--out", ""], "--out"),
         (["compare", "", "none"], "a"),
         (["compare", "none", ""], "b"),
-        (["compare", "none", "none", "--launches", "10001"], "--launches"),
+        (["compare", "none", "none", "--launches", "501"], "--launches"),
         (["compare", "none", "none", "--rounds", "10001"], "--rounds"),
         (["emit", "", "--for", "vllm", "--out", "x"], "source"),
         (["emit", "x", "--for", "vllm", "--out", ""], "--out"),
@@ -227,7 +227,7 @@ def test_help_names_the_batch_sizes_that_are_the_default() -> None:
         found = get_command(app).commands[command]  # type: ignore[attr-defined]
         return str(next(option.help for option in found.params if option.name == "batch_sizes"))
 
-    on_cpu = ",".join(map(str, SIZES_ON_CPU))
+    on_cpu = ",".join(map(str, FEW_SIZES))
     for command in ("tune", "compare"):
         assert f"the {len(BATCH_SIZES)} sizes" in told(command)
         assert f"{BATCH_SIZES[0]} to {BATCH_SIZES[-1]} (under Triton's interpreter: {on_cpu})" in told(command)
