@@ -42,7 +42,7 @@ def samples_of(launch: Launch, metric: str | None) -> Samples | None:
 
 
 def value_of(samples: Samples) -> float | None:
-    """What a launch says of a metric: the median of its values; None where that is no number to reckon with.
+    """What a launch says of a metric: the median of its values; None where that is no usable number.
 
     That is one from `LEAST_VALUE` to `MOST_VALUE`: the ratio of two such overflows no exponential.
     """

@@ -39,8 +39,10 @@ def launches(cell: PlannedCell, compare: ComparePolicy | None) -> tuple[int, int
 
 
 def estimated(cell: PlannedCell, compare: ComparePolicy | None, device: str, history: History) -> PlannedCell:
-    """The cell with the seconds that it may take. Without history a reachable cell is expected to confirm, a control
-    is not."""
+    """The cell with the seconds that it may take.
+
+    Without history a reachable cell is expected to confirm, a control is not.
+    """
     known, screen = history.seconds.get(cell.id), history.screens.get(cell.id)
     if known is None:
         low, high = launches(cell, compare)
@@ -82,7 +84,11 @@ def read_history(runs: Iterable[Path]) -> History:
             found.setdefault(cell, []).append(wall)
         for cell in walls.keys() & first.keys():
             screens.setdefault(cell, []).append(first[cell])
-    return History(*({cell: median(values) for cell, values in rows.items()} for rows in (found, screens)))
+    return History(_medians(found), _medians(screens))
+
+
+def _medians(rows: Mapping[str, list[float]]) -> dict[str, float]:
+    return {cell: median(values) for cell, values in rows.items()}
 
 
 def _walls(entries: Iterable[journal.Entry]) -> tuple[dict[str, float], dict[str, float]]:

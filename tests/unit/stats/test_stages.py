@@ -170,7 +170,7 @@ def test_minimum_detectable_effect_is_found_with_its_power() -> None:
     assert np.mean(one_sided_p(draws, np.log1p(0.005)) <= 1e-3) == pytest.approx(0.9, abs=0.04)
 
 
-def test_the_limits_of_the_rules_can_be_reckoned_with() -> None:
+def test_effects_and_pairs_can_be_told_at_the_limits_of_the_rules() -> None:
     rules = Rules(screen=MOST_PAIRS, confirm=MOST_PAIRS, futility=MOST_PAIRS, q=LEAST_Q)
     alpha = rules.q / 1000
     effect = minimum_detectable_effect(0.01, MOST_PAIRS, margin=rules.margin, alpha=alpha)
