@@ -28,8 +28,8 @@ from tuner.finals import Final, Finals
 from tuner.journaled import PURPOSE, Journaled, error_counts, most_frequent
 from tuner.live import Live, LiveOptions, Strike, pool_size
 from tuner.places import CACHE, CHILDREN, JOURNAL, ensure_workplace
-from tuner.prior import beyond
 from tuner.prior import load as load_prior
+from tuner.prior import own_tiles
 from tuner.problem import Problem, Projection
 from tuner.progress import Progress, Watched
 from tuner.spaces import Space, space_for
@@ -277,7 +277,7 @@ class _Setting:
         live.environment = self.digest
         p = options.problem
         ours = options.engine == "moegate" and p.op == "fused_experts" and self.vendor == "nvidia"  # measured there
-        self.own = beyond(p.file_dtype, p.block_shape) if ours else ()
+        self.own = own_tiles(p.file_dtype, p.block_shape) if ours else ()
         blocks = self.space.axis("BLOCK_SIZE_M")
         if live.pool is not None:
             sizes = {config.block_m for own in self.own for config in own.configs}

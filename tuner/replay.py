@@ -27,7 +27,7 @@ from tuner.config import Config
 from tuner.defaults import VENDORS, default_for
 from tuner.effort import EFFORTS, Effort
 from tuner.journaled import PURPOSE, outcome_of
-from tuner.prior import Beyond, Prior, beyond
+from tuner.prior import OwnTiles, Prior, own_tiles
 from tuner.problem import SHORT_DTYPES, Problem, Projection
 from tuner.spaces import Axis, Space
 from tuner.strategies.base import ERRORS, Arena, ErrorClass, Findings, Outcome, Request, Strategy, Task, Unit
@@ -76,10 +76,10 @@ class Recorded:
             axes.append(Axis("USE_TMA", (False, True), "variant"))
         return Space(self.problem.op, self.vendor, tuple(axes), ("group-divides",), "recorded")
 
-    def own(self) -> tuple[Beyond, ...]:
+    def own(self) -> tuple[OwnTiles, ...]:
         """What was recorded of our own kernels beyond the space."""
         recorded = {unit.config for unit in (*self.times, *self.errors)}
-        known = beyond(self.problem.file_dtype, self.problem.block_shape)
+        known = own_tiles(self.problem.file_dtype, self.problem.block_shape)
         return tuple(replace(entry, configs=entry.among(recorded)) for entry in known)
 
     def best(self, size: int) -> float:

@@ -3,8 +3,9 @@
 `portfolio.json` is a table of counts distilled from published config files (see `tuner.prior.distill`); it holds no
 file of anybody's. An architecture can be left out, so that what the prior is worth on a new device can be measured.
 `own.json` names tiles that a kernel of ours is written for, which no such file could choose. They come first, whatever
-is left out: that such a kernel exists is known on a new device too. Those that suit no other engine's kernel (`beyond`)
-are no part of the space that all engines share: an entry names a kernel, and up to how many tokens its tiles are tried.
+is left out: that such a kernel exists is known on a new device too. Those that suit no other engine's kernel
+(`own_tiles`) are no part of the space that all engines share: an entry names a kernel, and up to how many tokens its
+tiles are tried.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from moegate.configs import BATCH_SIZES
 from moegate.errors import RecordError, UsageError
 from tuner.config import Config, Scalar
 
-__all__ = ["Beyond", "Prior", "beyond", "dtype_class", "grid_distance", "load"]
+__all__ = ["OwnTiles", "Prior", "dtype_class", "grid_distance", "load", "own_tiles"]
 
 _Made = TypeVar("_Made")
 _FILE = Path(__file__).with_name("portfolio.json")
@@ -117,26 +118,28 @@ def load(path: Path = _FILE, own: Path = _OWN) -> Prior:
 
 
 @dataclass(frozen=True)
-class Beyond:
+class OwnTiles:
     """Tiles of one kernel of ours beyond the space, which every projection tries up to so many tokens (`up_to`).
 
-    `alone`: values that select this kernel by themselves, whatever else a config holds.
+    `selected_by`: values that alone select this kernel, whatever else a config holds.
     """
 
     kernel: str
     up_to: int
     configs: tuple[Config, ...]
-    alone: Mapping[str, Scalar] = field(default_factory=dict)
+    selected_by: Mapping[str, Scalar] = field(default_factory=dict)
 
     def among(self, recorded: Collection[Config]) -> tuple[Config, ...]:
-        """Those of `recorded` that are this kernel's: with `alone` all that hold it, listed here or not."""
-        if self.alone:
-            return tuple(sorted(c for c in recorded if all(c.get(name) == value for name, value in self.alone.items())))
+        """This kernel's of `recorded`: with `selected_by` all that hold its values, listed here or not."""
+        if self.selected_by:
+            return tuple(
+                sorted(c for c in recorded if all(c.get(name) == value for name, value in self.selected_by.items()))
+            )
         return tuple(config for config in self.configs if config in recorded)
 
 
 @cache
-def beyond(dtype: str | None, block_shape: tuple[int, int] | None, path: Path = _OWN) -> tuple[Beyond, ...]:
+def own_tiles(dtype: str | None, block_shape: tuple[int, int] | None, path: Path = _OWN) -> tuple[OwnTiles, ...]:
     """What one dtype class tries beyond the space, in the order of the table. RecordError where it is damaged.
 
     Args:
@@ -146,10 +149,10 @@ def beyond(dtype: str | None, block_shape: tuple[int, int] | None, path: Path = 
     """
     kind = dtype_class(dtype, block_shape)
     return _read(path, lambda data: tuple(
-        Beyond(
+        OwnTiles(
             entry["kernel"], int(entry["up_to"]),
             tuple(tile.with_(**entry["values"]) for tile in _tiles(data["fields"], entry["tiles"].get(kind, []))),
-            entry.get("alone", {}),
+            entry.get("selected_by", {}),
         )
         for entry in data["beyond"]
     ), _OWN_SCHEMA)  # fmt: skip

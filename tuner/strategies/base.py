@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 from tuner.config import Config
 from tuner.effort import Effort
-from tuner.prior import Beyond, Prior
+from tuner.prior import OwnTiles, Prior
 from tuner.problem import Problem, Projection
 from tuner.spaces import Space
 
@@ -158,7 +158,7 @@ class Task:
     seeds: tuple[Config, ...] = field(default=())
     only: tuple[Projection, ...] = ()
     descriptors_first: bool = False
-    own: tuple[Beyond, ...] = ()
+    own: tuple[OwnTiles, ...] = ()
 
     def beyond(self, config: Config) -> bool:
         """Whether a config is one of our kernels' beyond the space, with no neighbours in it."""

@@ -14,8 +14,8 @@ import pytest
 from tuner.child.facts import settle_keys
 from tuner.child.timing import Timer
 from tuner.effort import EFFORTS
-from tuner.prior import beyond
 from tuner.prior import load as load_prior
+from tuner.prior import own_tiles
 from tuner.replay import Recorded, Replay, load, task_of
 from tuner.strategies import strategy
 from tuner.strategies.base import Outcome, Request, Runner, Unit
@@ -66,7 +66,7 @@ def test_a_batch_size_at_which_nothing_runs_ends_without_a_choice(both: Recorded
 
 @pytest.mark.parametrize("known", [True, False])
 def test_blocks_of_one_row_are_tried_at_a_few_tokens_alone(both: Recorded, known: bool) -> None:
-    singles, _ = (entry.configs for entry in beyond(None, None))
+    singles, _ = (entry.configs for entry in own_tiles(None, None))
     units = [Unit(size, p, config) for size in both.sizes for p in both.projections for config in singles]
     with_them = replace(both, times={**both.times, **dict.fromkeys(units, 1.0)})
     assert with_them.space() == both.space()
@@ -79,7 +79,7 @@ def test_blocks_of_one_row_are_tried_at_a_few_tokens_alone(both: Recorded, known
 
 @pytest.mark.parametrize("known", [True, False])
 def test_streamed_weights_are_tried_beyond_the_space_and_have_no_neighbours(both: Recorded, known: bool) -> None:
-    _, tiles = (entry.configs for entry in beyond(None, None))
+    _, tiles = (entry.configs for entry in own_tiles(None, None))
     units = [Unit(size, p, config) for size in both.sizes for p in both.projections for config in tiles]
     with_them = replace(both, times={**both.times, **dict.fromkeys(units, 1.0)})
     assert with_them.space() == both.space()

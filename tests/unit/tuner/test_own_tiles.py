@@ -11,7 +11,7 @@ import pytest
 from moegate.errors import RecordError
 from tuner.defaults import default_for
 from tuner.effort import EFFORTS
-from tuner.prior import Beyond, beyond
+from tuner.prior import OwnTiles, own_tiles
 from tuner.problem import Problem
 from tuner.spaces import space_for
 from tuner.strategies.base import Task
@@ -27,7 +27,7 @@ def _race(dtype: str, block: tuple[int, int] | None, size: int) -> Race:
     p = Problem("fused_experts", 64, 896, 1280, 6, dtype, block)
     task = Task(
         p, (size,), space_for(p.op, "nvidia"), EFFORTS["quick"],
-        lambda m: default_for(p, "nvidia", "NVIDIA_H200", m), own=beyond(p.file_dtype, p.block_shape),
+        lambda m: default_for(p, "nvidia", "NVIDIA_H200", m), own=own_tiles(p.file_dtype, p.block_shape),
     )  # fmt: skip
     return Race(task, {}, size)
 
@@ -54,8 +54,8 @@ def test_another_kernel_is_a_line_of_the_table(tmp_path: Path) -> None:
     line = {"kernel": "third", "up_to": 9, "values": {"GROUP_SIZE_M": 4}, "tiles": {"16bit": [[32, 16, 16, 2, 7]]}}
     path = tmp_path / "own.json"
     path.write_text(json.dumps({**OWN, "beyond": [*OWN["beyond"], line]}))
-    known = beyond(None, None, path)
-    assert known[:2] == beyond(None, None)
+    known = own_tiles(None, None, path)
+    assert known[:2] == own_tiles(None, None)
     assert [config.spell() for config in known[2].configs] == ["32x16x16 g4 w2 s7"]
     space = space_for("fused_experts", "nvidia")
     tile, problem = known[2].configs[0], Problem("fused_experts", 8, 64, 64, 2, "bfloat16")
@@ -63,16 +63,16 @@ def test_another_kernel_is_a_line_of_the_table(tmp_path: Path) -> None:
     assert task.beyond(tile)
     assert tile in task.beyond_at(9)
     assert tile not in task.beyond_at(10)
-    assert beyond("fp8_w8a8", None, path)[2].configs == ()
+    assert own_tiles("fp8_w8a8", None, path)[2].configs == ()
 
 
 def test_what_selects_a_kernel_by_itself_is_its_own_wherever_it_was_recorded() -> None:
-    singles, streams = beyond(None, None)
+    singles, streams = own_tiles(None, None)
     other = singles.configs[0].with_(num_stages=7)
     recorded = {other, *singles.configs[:2], streams.configs[1], streams.configs[1].with_(num_stages=5)}
     assert singles.among(recorded) == tuple(sorted([other, *singles.configs[:2]]))
     assert streams.among(recorded) == (streams.configs[1],)
-    assert Beyond("none", 1, ()).among(recorded) == ()
+    assert OwnTiles("none", 1, ()).among(recorded) == ()
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_damaged_table_is_refused(tmp_path: Path, damage: dict[str, object]) -
     path = tmp_path / "own.json"
     path.write_text(json.dumps({**OWN, **damage}))
     with pytest.raises(RecordError, match=r"own\.json: is "):
-        beyond(None, None, path)
+        own_tiles(None, None, path)
 
 
 def test_the_table_names_the_pages_that_tell_of_its_kernels() -> None:
