@@ -239,8 +239,9 @@ def get(name: str) -> Device:
     """As `find`, but an unknown name is a UsageError that lists the nearest known ones."""
     device = find(name)
     if device is None:
-        near = difflib.get_close_matches(normalise(name), list(_by_name()), n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(near)}?" if near else "`orchestrator doctor` prints the name of this device"
+        close = difflib.get_close_matches(normalise(name), list(_by_name()), n=3, cutoff=0.5)
+        meant = tuple(known for known in near(name) if _names(name, known)) or close
+        hint = f"did you mean {', '.join(meant)}?" if meant else "`orchestrator doctor` prints the name of this device"
         raise UsageError(f"unknown device {name!r}", field="device_name", fix=hint)
     return device
 
@@ -309,9 +310,10 @@ def intel_address(uuid: str) -> str | None:
 
 
 def near(name: str, limit: int = 3) -> tuple[str, ...]:
-    """Known devices that a person may have meant or may want to compare with: same target first, then by spelling.
+    """Known devices that a person may have meant or may want to compare with.
 
-    Never one of another vendor; of all vendors where the name does not tell its own.
+    Same target first, then those whose name holds the asked one (`B60`, `mi300x`), then by spelling. Never one of
+    another vendor; of all vendors where the name does not tell its own.
     """
     own = normalise(name)
     device, vendor = find(own), vendor_of(own)
@@ -319,7 +321,21 @@ def near(name: str, limit: int = 3) -> tuple[str, ...]:
         (d for d in DEVICES if d.name != own and d.vendor != "cpu" and vendor in (None, d.vendor)),
         key=lambda d: (
             device is None or d.target != device.target,
+            not _names(own, d.name),
             -difflib.SequenceMatcher(None, own, d.name).ratio(),
         ),
     )
     return tuple(d.name for d in ranked[:limit])
+
+
+def _names(said: str, name: str) -> bool:
+    """Whether `said` is a part of a device's name as people say it, capitals aside."""
+    part = normalise(said).casefold()
+    return bool(part) and part in name.casefold()
+
+
+def unknown(name: str) -> str | None:
+    """A sentence on a device that the table does not have, with those that may be meant; None for one that it has."""
+    if find(name) is not None:
+        return None
+    return f"{normalise(name)} is not in the device table (near: {', '.join(near(name))})"

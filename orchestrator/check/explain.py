@@ -151,9 +151,8 @@ def _model(layout: Layout) -> dict[str, Any]:
 
 def _notes(question: Question, layout: Layout, key: ConfigKey, here: dict[str, str | None]) -> list[str]:
     notes = list(layout.conflicts)
-    if devices.find(key.device_name) is None:
-        near = ", ".join(devices.near(key.device_name))
-        notes.append(f"{key.device_name} is not in the device table (near: {near})")
+    if (unknown := devices.unknown(key.device_name)) is not None:
+        notes.append(unknown)
     for what, asked in (("triton", question.triton), ("device", question.device)):
         found = here[what]
         if asked and found and devices.normalise(asked) != devices.normalise(found):

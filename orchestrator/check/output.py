@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
+from moegate import devices
 from moegate.records import Case, DeviceIdentity, Measurement, to_json
 from moegate.records.findings import CheckResult, Finding
 from moegate.text import plain
@@ -80,6 +81,8 @@ def _coverage(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         yield f"  {row['key']} ({row['model']}, tp {row['tp']}, ep {row['ep']}): {said}; {gain}"
     if len(listed) > _TOP:
         yield f"  and {len(listed) - _TOP} more (--json has all)"
+    said_of = (devices.unknown(name) for name in dict.fromkeys(row["device"] for row in listed))
+    yield from (f"  note: {unknown}" for unknown in said_of if unknown)
     yield ""
 
 

@@ -65,6 +65,19 @@ def test_an_unknown_device_is_named_with_its_neighbours() -> None:
     assert devices.is_reported("NVIDIA_L20Y")
 
 
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [("B60", "Intel(R)_Arc(TM)_Pro_B60_Graphics"), ("mi300x", "AMD_Instinct_MI300X"), ("H200", "NVIDIA_H200")],
+)
+def test_a_part_of_a_name_leads_to_the_device(said: str, name: str) -> None:
+    assert devices.near(said)[0] == name
+    assert f"near: {name}" in str(devices.unknown(said))
+    with pytest.raises(UsageError) as caught:
+        devices.get(said)
+    assert str(caught.value.fix).startswith(f"did you mean {name}")
+    assert devices.unknown(name) is None
+
+
 def test_the_b60_has_no_fp8_matrix_unit() -> None:
     b60 = devices.get("Intel(R)_Arc(TM)_Pro_B60_Graphics")
     assert not b60.fp8_matrix_unit
