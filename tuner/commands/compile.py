@@ -89,7 +89,9 @@ def run(*, targets: str = _DEFAULT_TARGETS, configs: Path | None = None, files: 
         write_atomic(out, text)
     if as_json:
         print(text)
-    print(f"compiled for {', '.join(names)}: {_counts(rows)}", file=sys.stderr)
+    counted = ", ".join(f"{count} {status}" for status, count in _counts(rows).items())
+    what = "kernels" if configs is None and files is None else "entries of config files"
+    print(f"{what} for {', '.join(names)}: {counted}", file=sys.stderr)
     return Exit.REGRESSION if any(row["status"] in ("failed", "crashed") for row in rows) else Exit.OK
 
 

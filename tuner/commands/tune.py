@@ -137,6 +137,6 @@ def _print(options: TuneOptions, done: TuneResult) -> None:
         print(f"wrote {path}")
     counts = done.counts
     print(
-        f"{counts['evaluations']} configs tried ({counts['measured']} measured now, {counts['reused']} from the "
-        f"journal) in {duration(sum(done.seconds.values()))}"
+        f"{counts['evaluations']} configs tried, in {counts['measured']} measurements now and {counts['reused']} from "
+        f"the journal, in {duration(sum(done.seconds.values()))}"
     )

@@ -77,7 +77,7 @@ def compile_jobs(target: Target, work: dict[str, Row], jobs: int,
     """Facts of compile jobs by key (`configs.jobs_of`), for a target that the installed Triton compiles for."""
     facts: dict[str, Row] = {}
     for number, (key, result) in enumerate(_pooled(target, _ByKey(work), list(work), jobs), 1):
-        progress(f"{target.name}: {number} of {len(work)} configs")
+        progress(f"{target.name}: {number} of {len(work)} distinct configs")
         facts[key] = _with_triton(result[0] if isinstance(result, list) and result else _crashed({}, result))
     return facts
 

@@ -212,6 +212,13 @@ def test_a_list_of_files_that_is_none_is_refused(tmp_path: Path, content: bytes)
         compile_configs(targets="sm_90", files=tmp_path / "files.json")
 
 
+def test_compile_says_what_it_counts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr("tuner.compile.run.missing", lambda target: f"no compiler for {target.name}")
+    compile_configs(targets="sm_90,bmg", variants="basic")
+    assert capsys.readouterr().err.splitlines()[-1] == "kernels for sm_90, bmg: 2 skipped"
+
+
 @pytest.mark.parametrize(
     ("ops", "dtypes", "field"), [("", "float32", "--ops"), (" , ", "float32", "--ops"), ("all", ",", "--dtypes")]
 )
