@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -224,8 +223,9 @@ def _say(numbers: dict[str, Any], void: str | None, as_json: bool) -> None:
         json.dump({**numbers, "void_reason": void}, sys.stdout)
         print()
         return
-    for name, value in numbers.items():
-        if isinstance(value, int | float) and math.isfinite(value):
-            print(f"{name:28} {value:.4g}", file=sys.stderr)
+    from serving.load.metrics import lines
+
+    for line in lines(numbers):
+        print(line, file=sys.stderr)
     if void:
         print(f"void: {void}", file=sys.stderr)

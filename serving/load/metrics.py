@@ -17,7 +17,7 @@ from moegate.records import Samples
 from serving.load.client import Event
 from serving.load.drive import Run
 
-__all__ = ["METRICS", "Metric", "percentile", "pooled", "samples", "series", "summary"]
+__all__ = ["METRICS", "Metric", "lines", "percentile", "pooled", "samples", "series", "summary"]
 
 
 @dataclass(frozen=True)
@@ -122,3 +122,13 @@ def samples(numbers: dict[str, float], primary: str) -> tuple[Samples, ...]:
         for metric in METRICS
         if metric.name in numbers
     )
+
+
+def lines(numbers: Mapping[str, object]) -> list[str]:
+    """The finite numbers as a person reads them: name, value, and the unit where the name does not end in it."""
+    units = {"duration": "s", **{m.name: m.unit for m in METRICS if not m.name.endswith(f"_{m.unit}")}}
+    return [
+        f"{name:28} {value:.4g} {units.get(name, '')}".rstrip()
+        for name, value in numbers.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    ]

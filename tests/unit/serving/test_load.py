@@ -16,7 +16,7 @@ from serving.load.accuracy import Answer, Sample, read_samples, score
 from serving.load.bench import Limits, client_numbers, measurement, merged, write_event_log
 from serving.load.client import Event
 from serving.load.drive import Run
-from serving.load.metrics import percentile, samples, series, summary
+from serving.load.metrics import lines, percentile, samples, series, summary
 from serving.load.workload import Workload
 
 ACCOUNT = Account(DeviceIdentity("cpu", "x", "cpu:x"), Proof("moegate", "auto", "torch"), {"torch": "2"}, {"2": 5}, 7)
@@ -262,3 +262,10 @@ def test_a_file_that_no_launch_announced_is_refused(tmp_path: Path, told: object
     (tmp_path / "launch.json").write_text(json.dumps(told))
     with pytest.raises(UsageError, match="announce"):
         launched_from(None, tmp_path / "launch.json")
+
+
+def test_numbers_are_shown_with_their_units() -> None:
+    numbers = {"duration": 2.0, "completed": 8, "output_throughput": 1062.4, "mean_ttft_ms": 5.1, "why": "x"}
+    shown = [line.split() for line in lines({**numbers, "p99_itl_ms": float("nan")})]
+    assert shown == [["duration", "2", "s"], ["completed", "8"], ["output_throughput", "1062", "tok/s"],
+                     ["mean_ttft_ms", "5.1"]]  # fmt: skip
