@@ -15,7 +15,7 @@ from moegate.records import ComparePolicy, PlannedCell, PoolSpec
 from moegate.records.run import MOST_WALL_S
 from orchestrator.cells import KINDS
 
-__all__ = ["History", "estimated", "launches", "read_history", "run_seconds", "stage_seconds"]
+__all__ = ["History", "duration", "estimated", "launches", "read_history", "run_seconds", "stage_seconds"]
 
 _RUNS = 5  # of the newest earlier runs
 
@@ -113,3 +113,13 @@ def _walls(entries: Iterable[journal.Entry]) -> tuple[dict[str, float], dict[str
         elif entry.kind == "final":
             whole.add(cell)
     return {cell: wall for cell, wall in walls.items() if cell in whole}, screens
+
+
+def duration(seconds: float) -> str:
+    """`41s`, `3m05s`, `2h07m`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 
+from moegate import devices
 from moegate.records import Plan
-from orchestrator.plan.estimate import run_seconds
+from orchestrator.plan.estimate import duration, run_seconds
 
 __all__ = ["warnings"]
 
 
 def warnings(plan: Plan) -> tuple[str, ...]:
     """Return one line per thing that will limit what the run can show."""
-    found = [*_undetectable(plan), *_interpreter(plan), *_budget(plan)]
+    found = [*_undetectable(plan), *_interpreter(plan), *_budget(plan), *_names(plan)]
     return tuple(found)
 
 
@@ -53,6 +54,15 @@ def _budget(plan: Plan) -> list[str]:
     total = run_seconds(((cell.pool, cell.estimate_s or 0.0) for cell in plan.cells), plan.pools)
     if plan.gate.budget_s is None or total <= plan.gate.budget_s:
         return []
+    work, budget = duration(total), duration(plan.gate.budget_s)
+    return [f"about {work} of work for a budget of {budget}: cells may be cut off"]
+
+
+def _names(plan: Plan) -> list[str]:
+    """A pool whose device is called otherwise has none, which a run would say only once it looks for it."""
+    asked = ((pool.name, pool.device_name) for pool in plan.pools if pool.device_name)
     return [
-        f"about {total / 60:.0f} min of work for a budget of {plan.gate.budget_s / 60:.0f} min: cells may be cut off"
+        f"pool {pool}: no device that we know is called {name} (near: {', '.join(devices.near(name))})"
+        for pool, name in asked
+        if not devices.is_reported(name)
     ]

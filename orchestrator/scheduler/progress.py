@@ -10,22 +10,11 @@ from typing import TextIO
 
 from moegate.records import Plan, PlannedCell, State
 from moegate.text import plain
-from orchestrator.plan.estimate import run_seconds, stage_seconds
+from orchestrator.plan.estimate import duration, run_seconds, stage_seconds
 from orchestrator.pools.slots import Slot
 from orchestrator.scheduler.job import AttemptDone
 
 __all__ = ["Progress", "Remaining", "duration"]
-
-
-def duration(seconds: float) -> str:
-    """`41s`, `3m05s`, `2h07m`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-
 
 _BAR = 30
 _TOLD_S = 5.0  # finished cells that were planned to take less say nothing about those of another kind

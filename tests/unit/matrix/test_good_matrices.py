@@ -138,7 +138,14 @@ def test_a_budget_counts_a_pools_slots():
     plan = planned(ROOT / "matrices" / "b60.yaml")
     assert not any("for a budget of" in text for text in warnings(plan))
     alone = replace(plan, pools=tuple(replace(pool, slots=1) for pool in plan.pools))
-    assert any("for a budget of 120 min" in text for text in warnings(alone))
+    assert any("for a budget of 2h00m" in text for text in warnings(alone))
+
+
+def test_a_device_name_that_no_driver_says_is_warned_about():
+    plan = planned(ROOT / "matrices" / "b60.yaml")
+    assert not any("is called" in text for text in warnings(plan))
+    short = replace(plan, pools=tuple(replace(pool, device_name="B60") for pool in plan.pools))
+    assert any("pool b60: no device that we know is called B60 (near: Intel(R)_Arc" in text for text in warnings(short))
 
 
 def test_the_shipped_matrices_plan():
