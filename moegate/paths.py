@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -94,7 +95,8 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             os.fsync(stream.fileno())
         temporary.replace(path)
     except BaseException as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a read-only file system refuses that too, and names the temporary file
+            temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):  # a full disk names no file, other failures name the temporary one
             error.filename, error.filename2 = str(path), None
         raise

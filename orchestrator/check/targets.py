@@ -6,6 +6,7 @@ size, projection, target). What was compiled once is remembered by content: conf
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import tempfile
@@ -66,7 +67,7 @@ def target_findings(facts: Iterable[FileFacts], done: Compiled, shown: Callable[
         UsageError: a target that no device has, or an environment without `tuner compile`.
         InfraError: the child died.
     """
-    wanted = {_target(text) for text in done.targets}
+    wanted = {target for text in done.targets for target in _targets(text)}
     files = [file for file in facts if _device_target(file) in wanted and file.block_m]
     if not files:
         return
@@ -74,7 +75,7 @@ def target_findings(facts: Iterable[FileFacts], done: Compiled, shown: Callable[
     known = {file.shown: _recall(_key(file, triton)) for file in files}
     fresh = [file for file in files if known[file.shown] is None]
     began = time.monotonic()
-    for file, rows in zip(fresh, _compile(fresh, sorted(wanted)) if fresh else (), strict=True):
+    for file, rows in zip(fresh, _compile(fresh) if fresh else (), strict=True):
         known[file.shown] = rows
         write_atomic(_key(file, triton), json.dumps(rows))
     done.seconds += time.monotonic() - began if fresh else 0.0
@@ -85,10 +86,21 @@ def target_findings(facts: Iterable[FileFacts], done: Compiled, shown: Callable[
             yield from _judge(row, file, shown(file.entry.path))
 
 
-def _target(text: str) -> str:
-    platform_name(text)
+def _targets(text: str) -> set[str]:
+    """The targets of known devices that a word means: the one of that name, else all of a platform's."""
+    compiled = [device for device in devices.DEVICES if device.vendor != "cpu"]
+    known = {device.target for device in compiled}
     name = text.strip().lower()
-    return f"sm_{name.removeprefix('sm').removeprefix('_')}" if name.startswith("sm") else name
+    name = f"sm_{name.removeprefix('sm').removeprefix('_')}" if name.startswith("sm") else name
+    if name in known:
+        return {name}
+    with contextlib.suppress(UsageError):
+        platform = platform_name(text)
+        if found := {device.target for device in compiled if device.platform == platform}:
+            return found
+    raise UsageError(
+        f"no known device is one of {text!r:.60}", field="targets", fix=f"one of {', '.join(sorted(known))}"
+    )
 
 
 def _device_target(file: FileFacts) -> str | None:
@@ -121,9 +133,10 @@ def _recall(path: Path) -> list[Row] | None:
     return rows if isinstance(rows, list) and all(isinstance(row, dict) for row in rows) else None
 
 
-def _compile(files: list[FileFacts], targets: list[str]) -> list[list[Row]]:
+def _compile(files: list[FileFacts]) -> list[list[Row]]:
     """The rows of every file, in order."""
-    places = {str(file.entry.path.resolve()): number for number, file in enumerate(files)}
+    targets = sorted({target for file in files if (target := _device_target(file)) is not None})
+    places = {str(file.entry.path.absolute()): number for number, file in enumerate(files)}
     with tempfile.TemporaryDirectory(prefix="moegate-compile-") as temporary:
         rows = _run(Path(temporary), list(places), targets)
     out: list[list[Row]] = [[] for _ in files]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.commands._output import Github
+from orchestrator.commands._words import PATH, given
 
 if TYPE_CHECKING:
     from moegate.records.findings import CheckResult
@@ -19,13 +20,16 @@ Files = Annotated[
     list[Path] | None, typer.Argument(metavar="[FILE]...", help="Changed files, as pre-commit passes them.")
 ]
 Configs = Annotated[
-    list[Path] | None, typer.Option(metavar="DIR", help="Config folders or repositories; default: what we ship.")
+    list[Path] | None,
+    typer.Option(**PATH, metavar="DIR", help="Config folders or repositories; default: what we ship."),
 ]
 Models = Annotated[
-    list[str] | None, typer.Option(metavar="PATH", help="Models to cover: config.json, its folder, or several.")
+    list[str] | None,
+    typer.Option(metavar="PATH", help="Models to cover: config.json, its folder, or several.", callback=given),
 ]
 Devices = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="Devices to cover; default: those with a file.")
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Devices to cover; default: those with a file.", callback=given),
 ]
 
 _EXAMPLE = """\b
@@ -51,11 +55,13 @@ def check(
     tp: Annotated[str, typer.Option(help="Tensor-parallel sizes to cover, such as 1,2,4.")] = "1",
     ep: Annotated[str, typer.Option(help="Expert-parallel sizes to cover.")] = "1",
     dtype: Annotated[
-        list[str] | None, typer.Option(help="Dtypes to cover (bfloat16, float32, fp8_w8a8); default: each model's own.")
+        list[str] | None,
+        typer.Option(help="Dtypes to cover (bfloat16, float32, fp8_w8a8); default: each model's own.", callback=given),
     ] = None,
-    backend: Annotated[str, typer.Option(help="The MoE backend that will be asked for.")] = "auto",
+    backend: Annotated[str, typer.Option(help="The MoE backend that will be asked for.", callback=given)] = "auto",
     base: Annotated[
-        str | None, typer.Option(metavar="DIR|git:REF", help="Compare with a directory or a git revision.")
+        str | None,
+        typer.Option(metavar="DIR|git:REF", help="Compare with a directory or a git revision.", callback=given),
     ] = None,
     only_new: Annotated[
         bool, typer.Option("--only-new", help="With --base: leave out what the base has already.")
@@ -64,13 +70,17 @@ def check(
         str | None, typer.Option(metavar="X.Y.Z", help="Simulate this Triton: which keys stop being exact.")
     ] = None,
     targets: Annotated[
-        str | None, typer.Option(metavar="ARCH,...", help="Compile every config for its device (needs triton).")
+        str | None,
+        typer.Option(metavar="ARCH,...", help="Compile every config for its device (needs triton).", callback=given),
     ] = None,
     source: Annotated[
-        Path | None, typer.Option(metavar="TREE", help="An engine's source: are its dispatch requests shadowed?")
+        Path | None,
+        typer.Option(**PATH, metavar="TREE", help="An engine's source: are its dispatch requests shadowed?"),
     ] = None,
-    sarif: Annotated[Path | None, typer.Option(metavar="FILE", help="Write findings as SARIF.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a Measurement (for a check cell).")] = None,
+    sarif: Annotated[Path | None, typer.Option(**PATH, metavar="FILE", help="Write findings as SARIF.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(**PATH, metavar="FILE", help="Write a Measurement (for a check cell).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     github: Github = False,
     limit: Annotated[int, typer.Option(min=0, help="Findings shown per rule; 0 shows all.")] = 0,
@@ -90,7 +100,7 @@ def check(
         backend=backend,
         base=base,
         triton=triton,
-        targets=tuple(_listed([targets] if targets else None)),
+        targets=tuple(_listed(None if targets is None else [targets])),
         source=source,
         only_new=only_new,
     )

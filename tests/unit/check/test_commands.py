@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from moegate.configs import ConfigKey
+from moegate.errors import UsageError
 from moegate.records import Measurement, read
+from orchestrator.cli import app
 
 PROJECT = Path(__file__).resolve().parents[3]
 KEY = ConfigKey(64, 896, "NVIDIA_H200")
@@ -262,6 +265,7 @@ def test_check_against_a_branch(repo: Any) -> None:
         ("check", "--base", "git:nonexistent"), ("check", "--base", "/nonexistent"), ("check", "--tp", "0"),
         ("check", "--tp", "9" * 5000),
         ("check", "--tp", "a"), ("check", "--source", "/nonexistent"), ("check", "--targets", "sm_70"),
+        ("check", "--base", "", "--only-new"), ("check", "--targets", "cpu"),
         ("check", "--nope"), ("dispatch", "show", "--op", "topk", "--platform", "sm_70"),
         ("explain",), ("explain", "--model", "/nonexistent", "--device", "x", "--triton", "3.8.0"),
         ("dispatch", "show", "--op", "x", "--platform", "cpu"),
@@ -275,6 +279,24 @@ def test_a_wrong_command_line_is_exit_2_without_a_traceback(arguments: tuple[str
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.strip() or done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *((option, "") for option in ("--base", "--targets", "--configs", "--models", "--devices", "--dtype",
+                                      "--backend", "--source", "--sarif", "--out")),
+        ("--base", " ", "--only-new"), ("--targets", ","), ("--devices=cpu", "--devices="),
+    ],
+)  # fmt: skip
+def test_an_empty_word_is_no_default(words: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, ["check", *words])
+    if isinstance(done.exception, UsageError):
+        assert done.exception.field == words[0].partition("=")[0]
+        assert done.exception.fix == "name something, or leave the option out"
+    else:
+        assert done.exit_code == 2
+    assert "is empty" in f"{done.exception}{done.output}"
 
 
 def test_dispatch_show_says_the_chain() -> None:

@@ -30,9 +30,11 @@ class Compiler:
     def __init__(self, **row: Any) -> None:
         self.row = row
         self.asked: list[list[str]] = []
+        self.wanted: list[list[str]] = []
 
     def __call__(self, folder: Path, files: list[str], wanted: list[str]) -> list[dict[str, Any]]:
         self.asked.append(files)
+        self.wanted.append(wanted)
         base = {"batch_size": 16, "target": wanted[0], "triton": version("triton"), "status": "ok"}
         return [{"file": name, **base, **self.row} for name in files]
 
@@ -120,8 +122,26 @@ def test_targets_are_checked(gate: Any) -> None:
     compiler = Compiler()
     gate(compiler, "sm_100")
     assert len(compiler.asked[0]) == 1
-    with pytest.raises(UsageError):
-        gate(compiler, "sm_70")
+    for nobodys in ("sm_70", "cpu", "npu", "sm_", "h200"):
+        with pytest.raises(UsageError, match="no known device") as error:
+            gate(compiler, nobodys)
+        assert error.value.field == "targets"
+        assert "sm_90" in str(error.value.fix)
+
+
+@pytest.mark.parametrize("word", ["sm_90", "sm90", " SM_90 ", "cuda-sm90", "CUDA-SM90"])
+def test_a_target_is_meant_by_any_of_its_names(word: str, gate: Any) -> None:
+    compiler = Compiler()
+    assert as_json(gate(compiler, word))["compiled"]["files"] == 3
+    assert compiler.wanted == [["sm_90"]]
+
+
+def test_a_link_to_another_file_is_compiled_too(gate: Any, repo: Any) -> None:
+    key = ConfigKey(32, 896, "NVIDIA_H200")
+    repo.file(key).symlink_to(repo.file(KEY).name)
+    compiler = Compiler()
+    assert as_json(gate(compiler))["compiled"]["kernels"] == 4
+    assert str(repo.file(key)) in compiler.asked[0]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -145,6 +146,19 @@ def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, handler)
     assert caught.value.filename == str(tmp_path / "file")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_file_system_takes_no_part_of_is_named_by_its_own_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    for action in ("open", "unlink"):  # one that is mounted read-only; to mount one takes root
+        monkeypatch.setattr(Path, action, refuse)
+    with pytest.raises(OSError, match="Read-only") as caught:
+        paths.write_atomic(tmp_path / "file", "x")
+    assert caught.value.filename == str(tmp_path / "file")
 
 
 def test_only_a_regular_file_is_replaced(tmp_path: Path) -> None:

@@ -1,0 +1,36 @@
+"""Words of the command line, before a command takes them: what is empty is no choice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+
+from moegate.errors import UsageError
+
+__all__ = ["PATH", "given"]
+
+_T = TypeVar("_T")
+
+
+def given(param: typer.CallbackParam, value: _T) -> _T:
+    """An empty word is not the default: what was meant to be there, such as a variable, is missing.
+
+    Raises:
+        UsageError: naming the option; of an option that is given several times, every word counts.
+    """
+    for word in value if isinstance(value, list) else [value]:
+        if isinstance(word, str) and not word.strip(" ,"):
+            raise UsageError("is empty", field=param.opts[0], fix="name something, or leave the option out")
+    return value
+
+
+def _path(text: str) -> Path:
+    if not text.strip():  # pathlib takes it for the folder in which the command runs
+        raise typer.BadParameter("is empty: name a path")
+    return Path(text)
+
+
+PATH: dict[str, Any] = {"parser": _path}
+"""Arguments of `typer.Option` for paths."""
