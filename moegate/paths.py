@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from pathlib import Path
 
 from moegate.errors import UsageError
@@ -124,6 +125,18 @@ def fsync_directory(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder as far as that goes, also where its maker has locked folders in it. Links are not followed."""
+    with contextlib.suppress(OSError):
+        path.chmod(0o700)
+    for where, names, _ in os.walk(path):
+        for inner in (Path(where, name) for name in names):
+            with contextlib.suppress(OSError):
+                if not inner.is_symlink():
+                    inner.chmod(0o700)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def ensure_inside(root: Path, path: Path) -> Path:

@@ -19,7 +19,7 @@ from moegate import records
 from moegate.canonical import file_digest
 from moegate.devices import normalise
 from moegate.errors import InfraError, UsageError
-from moegate.paths import ensure_inside, is_file
+from moegate.paths import ensure_inside, is_file, is_folder, remove_folder
 from moegate.records import DeviceIdentity, Launch, Measurement
 from moegate.stats import Rules, Turn, log_ratio, next_stage, turns
 from orchestrator.cells import KINDS, Kind, Work, wrong_kernels, wrong_proof
@@ -280,7 +280,12 @@ class _Attempt:
                 path = ensure_inside(work.folder, Path(name))
             except UsageError:
                 raise _Over(Ending("FAILED", f"declared output {name[:100]!r} leads outside its folder")) from None
-            if not is_file(path) or path.stat().st_size > MAX_OUTPUT_BYTES or file_digest(path) != digest:
+            try:
+                good = is_file(path) and path.stat().st_size <= MAX_OUTPUT_BYTES and file_digest(path) == digest
+            except OSError as error:
+                words = f"declared output {name[:100]!r} cannot be read: {error.strerror}"
+                raise _Over(Ending("FAILED", words)) from None
+            if not good:
                 raise _Over(Ending("FAILED", f"declared output {name[:100]!r} is missing, too large or differs"))
         wrong = self._wrong_device(measurement)
         if wrong is None and self.kind.arms:
@@ -371,6 +376,8 @@ class _Attempt:
             mode = path.lstat().st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise _Over(Ending("FAILED", f"{path.name[:100]!r} in the tuned tree is not a plain file"))
+            if not os.access(path, os.R_OK | (os.X_OK if stat.S_ISDIR(mode) else 0)):
+                raise _Over(Ending("FAILED", f"{path.name[:100]!r} in the tuned tree cannot be read"))
             size += path.lstat().st_size
         if size > MAX_OUTPUT_BYTES:
             raise _Over(Ending("FAILED", f"the tuned tree is larger than {MAX_OUTPUT_BYTES >> 20} MiB"))
@@ -380,8 +387,8 @@ class _Attempt:
         """Remove the launches' working files; of a failed tune keep the tree, from which the next attempt goes on."""
         keep = self.job.cell.kind == "tune" and self.done.state != "PASSED"
         for folder in self.job.folder.glob("launch-*") if self.job.folder.is_dir() else ():
-            if not (keep and (folder / OUTPUT).is_dir()):
-                shutil.rmtree(folder, ignore_errors=True)
+            if not (keep and is_folder(folder / OUTPUT)):
+                remove_folder(folder)
 
 
 def _plain_file(path: Path) -> None:

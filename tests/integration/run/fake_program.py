@@ -201,6 +201,15 @@ def wait_as_told():
         time.sleep(0.005)
 
 
+def lock_up(mode):
+    """Leave what an ordinary user may not read, enter or remove."""
+    place = {"output-locked": "out.bin", "folder-locked": "deep/sub"}[mode]
+    Path("deep/sub/sub").mkdir(parents=True)
+    Path("out.bin").write_text("x")
+    Path(place).chmod(0)
+    return {"outputs": {"out.bin": "0" * 64}} if mode == "output-locked" else {}
+
+
 def main(argv):
     program, command = argv[0], argv[1]
     for name, value in (pair.split("=", 1) for pair in filter(None, os.environ.get("FAKE_ONLY", "").split(","))):
@@ -227,6 +236,8 @@ def main(argv):
         odd = {"output-outside": "../" * 8 + "etc/passwd", "output-nul": "a\0b", "output-long": "x" * 300}
         if mode in odd:
             more = {"outputs": {odd[mode]: "0" * 64}}
+        if mode.endswith("-locked"):
+            more = lock_up(mode)
         case = {"name": "a", "status": "skipped" if mode == "skipped" else "passed", "message": "", "detail": {}}
         write(out, "kernel-test", cases=[case], **more)
     elif command == "tune":
@@ -237,6 +248,10 @@ def main(argv):
         journal.touch()
         time.sleep(0 if adopted else float(os.environ.get("FAKE_TUNE_SLEEP", "0")))
         (folder / "E=8,N=64,device_name=cpu,dtype=float32.json").write_text('{"2": {"BLOCK_SIZE_M": 16}}')
+        if mode == "tree-locked":
+            next(folder.iterdir()).chmod(0)
+        if mode == "tree-folder-locked":
+            folder.chmod(0)
         if mode == "link":
             (folder / "E=9,N=64,device_name=cpu.json").symlink_to("/etc/passwd")
         write(option(argv, "result"), "tune", detail={"adopted": adopted})

@@ -42,6 +42,8 @@ ROWS = [
     ("output-outside", "FAILED", "leads outside its folder"),
     ("output-nul", "FAILED", "leads outside its folder"),
     ("output-long", "FAILED", "is missing"),
+    ("output-locked", "FAILED", "declared output"),
+    ("folder-locked", "PASSED", ""),
 ]
 
 
@@ -118,3 +120,19 @@ def test_a_secret_of_ours_that_a_cell_prints_is_masked_everywhere(run, monkeypat
     assert "[masked]" in (attempt / "stderr.log").read_text()
     for path in (path for path in run.path.rglob("*") if path.is_file()):
         assert b"s3cret-of-this-host" not in path.read_bytes(), path
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [("tree-locked", "in the tuned tree cannot be read"), ("tree-folder-locked", "no config file was written")],
+)
+def test_a_tuned_tree_that_cannot_be_read_fails_its_cell_alone(run, states, mode, words):
+    image = f"images: {{i: {{reference: 'x@sha256:{'0' * 64}', env: {{FAKE_ONLY: tune={mode}}}}}}}"
+    run.edit(("\npools:", f"\n{image}\npools:"), ("isolation: process", "isolation: process, image: i"))
+    run()
+    found = states(run.path)
+    assert found.pop("tune/cpu/tiny/fused_experts/float32/moegate") == "FAILED"
+    assert found.pop("check/tiny/moegate") == found.pop("kernel-test/cpu/fused_experts/float32") == "PASSED"
+    assert set(found.values()) == {"BLOCKED"}
+    assert any(words in outcome.reason for outcome in read_run(run.path).outcomes)

@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -159,6 +160,19 @@ def test_what_a_file_system_takes_no_part_of_is_named_by_its_own_name(
     with pytest.raises(OSError, match="Read-only") as caught:
         paths.write_atomic(tmp_path / "file", "x")
     assert caught.value.filename == str(tmp_path / "file")
+
+
+def test_a_folder_is_removed_with_locked_folders_in_it_and_what_links_lead_to_stays(tmp_path: Path) -> None:
+    folder, other = tmp_path / "folder", tmp_path / "other"
+    (folder / "a" / "b" / "c").mkdir(parents=True)
+    other.mkdir(mode=0o750)
+    (folder / "a" / "link").symlink_to(other)
+    for path in (folder / "a" / "b" / "c", folder / "a" / "b", folder / "a", folder):
+        path.chmod(0)
+    paths.remove_folder(folder)
+    paths.remove_folder(tmp_path / "nothing")
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+    assert stat.S_IMODE(other.stat().st_mode) == 0o750
 
 
 def test_only_a_regular_file_is_replaced(tmp_path: Path) -> None:
