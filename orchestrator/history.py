@@ -72,7 +72,10 @@ class RunRow:
 
 @dataclass(frozen=True)
 class CellRow:
-    """One cell of one imported run. `changed` (in a trend) says what broke the series before this point."""
+    """One cell of one imported run. `changed` (in a trend) says what broke the series before this point.
+
+    `control` and `aa` are 0 or 1, as they are stored.
+    """
 
     run: RunRow
     cell: str
@@ -82,6 +85,8 @@ class CellRow:
     device: str
     fingerprint: str
     facts: dict[str, str]
+    control: int
+    aa: int
     verdict: str | None
     metric: str | None
     unit: str | None

@@ -8,9 +8,12 @@ from typing import Literal
 
 from moegate.exits import Exit
 from moegate.records import CellOutcome, CellVerdict, PlannedCell
+from moegate.records.comparison import Verdict
 from reports.text import one_line
 
-__all__ = ["GATES", "LOOKS", "UNDECIDED", "GateLook", "Look", "Outcome", "gate_look", "gate_sentence", "outcome_of"]
+__all__ = [
+    "GATES", "LOOKS", "UNDECIDED", "GateLook", "Look", "Outcome", "gate_look", "gate_sentence", "judged", "outcome_of",
+]  # fmt: skip
 
 Outcome = Literal[
     "regressed",
@@ -98,6 +101,11 @@ _CONTROLS: dict[str, Outcome] = {"equivalent": "held", "inconclusive": "unmoved"
 _FAILED_STATES = frozenset({"FAILED", "TIMEOUT", "OOM", "CRASHED"})
 
 
+def judged(verdict: Verdict, *, null: bool) -> Outcome:
+    """The one word for a verdict. null: of a control or an A/A cell, which is to stand still."""
+    return _CONTROLS.get(verdict, "moved") if null else verdict
+
+
 def outcome_of(
     cell: PlannedCell, outcome: CellOutcome | None, verdict: CellVerdict | None, quarantined: bool
 ) -> Outcome:
@@ -108,9 +116,7 @@ def outcome_of(
     if state in _FAILED_STATES:
         return "failed"
     if state == "PASSED" and verdict is not None and verdict.verdict is not None:
-        if cell.null:
-            return _CONTROLS.get(verdict.verdict, "moved")
-        return verdict.verdict
+        return judged(verdict.verdict, null=cell.null)
     if state == "PASSED" and not cell.arms:
         return "passed"
     return "missing"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -11,6 +11,7 @@ from moegate.text import plain
 from orchestrator.commands._output import emit_json
 
 if TYPE_CHECKING:
+    from moegate.records.comparison import Verdict
     from orchestrator.history import CellRow, RunRow
 
 _DEFAULT = Path("runs/history.sqlite")
@@ -43,7 +44,7 @@ def import_command(
     revision: Annotated[str | None, typer.Option(help="Revision of these runs; default: as recorded.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import finished runs; what is already there is left alone."""
+    """Import runs; what is already there is left alone, a run that went on since is brought up to date."""
     from orchestrator.commands._conclude import bundle_of
     from orchestrator.history import History
 
@@ -122,9 +123,19 @@ def _run_line(row: RunRow) -> str:
 
 def _cell_text(cell: CellRow) -> str:
     if cell.gain is None:
-        return f"{cell.verdict or 'no verdict':<13}"
+        return f"{_word(cell):<17}"
     interval = f"[{100 * (cell.low or 0.0):+.2f}, {100 * (cell.high or 0.0):+.2f}]"
-    return f"{cell.verdict or 'no verdict':<13} {100 * cell.gain:+.2f} % {interval} {cell.metric}"
+    return f"{_word(cell):<17} {100 * cell.gain:+.2f} % {interval} {cell.metric}"
+
+
+def _word(cell: CellRow) -> str:
+    """The report's word for what a cell came to."""
+    from reports.words import LOOKS, judged
+
+    if cell.verdict is None:
+        return "no verdict"
+    look = LOOKS.get(judged(cast("Verdict", cell.verdict), null=bool(cell.control or cell.aa)))
+    return cell.verdict if look is None else look.word
 
 
 def _print(value: Any, lines: list[str], as_json: bool) -> None:

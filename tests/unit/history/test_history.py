@@ -323,6 +323,24 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(invoke("show", "zz", db).exception, UsageError)
 
 
+@pytest.mark.parametrize(
+    ("verdict", "word"),
+    [("equivalent", "control held"), ("inconclusive", "not shown to move"), ("regressed", "control moved")],
+)
+def test_controls_are_told_in_the_words_of_the_report(
+    verdict: Any, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from orchestrator.commands import _conclude
+
+    made = bundle(1)
+    cells = tuple(replace(cell, verdict=verdict, control=True) for cell in made.comparison.cells)
+    made = replace(made, comparison=replace(made.comparison, cells=cells))
+    monkeypatch.setattr(_conclude, "bundle_of", lambda path: made)
+    db = f"--db={tmp_path / 'h.sqlite'}"
+    invoke("import", "run1", db)
+    assert word in invoke("trend", "c1", db).stdout
+
+
 def test_a_folder_that_is_no_run_imports_nothing(tmp_path: Path) -> None:
     db = tmp_path / "h.sqlite"
     assert isinstance(invoke("import", str(tmp_path / "none"), f"--db={db}").exception, UsageError)
