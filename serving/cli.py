@@ -159,6 +159,8 @@ def accuracy(
     write(out, measured)
     said = {name: value for name, value in measured.launches[0].detail.items() if isinstance(value, int | float | str)}
     _say(said, measured.launches[0].void_reason, json_output)
+    if not json_output and said.get("completed") and not said.get("labelled"):
+        print("no sample has an answer: accuracy is how probable the greedy tokens were", file=sys.stderr)
     return int(Exit.OK if measured.status == "ok" else Exit.REGRESSION)
 
 

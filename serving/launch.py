@@ -23,7 +23,7 @@ from typing import Any, TextIO
 from moegate import canonical, spawn
 from moegate.errors import InfraError, UsageError
 from moegate.exits import Exit
-from moegate.paths import write_atomic
+from moegate.paths import exists, write_atomic
 from serving import apikey, engines
 from serving.engines import Engine, Launched, Spec
 from serving.engines.protocol import is_up
@@ -90,6 +90,9 @@ def launch(
 def launched_from(base_url: str | None, announced: Path | None = None) -> tuple[Engine, Launched]:
     """The engine and the launch that a command was started under or that was announced, or a server of ours."""
     file = announced or (Path(os.environ[LAUNCH_FILE]) if LAUNCH_FILE in os.environ else None)
+    if announced is not None and not exists(announced):
+        raise UsageError("no server has announced itself there, or it has ended", file=announced, field="--launch",
+                         fix=f"start one: serving launch --model DIR --announce {announced}")  # fmt: skip
     told: Any = None if file is None else canonical.load_json(file)
     try:
         return _launched(base_url or (os.environ.get(BASE_URL) if file is None else told["base_url"]), told)
@@ -99,7 +102,8 @@ def launched_from(base_url: str | None, announced: Path | None = None) -> tuple[
 
 def _launched(url: str | None, told: Any) -> tuple[Engine, Launched]:
     if url is None:
-        raise UsageError("no server is named", field="base-url", fix=f"--base-url URL, or set {BASE_URL}")
+        fix = f"--launch FILE of `serving launch --announce`, --base-url URL, or set {BASE_URL}"
+        raise UsageError("no server is named", field="base-url", fix=fix)
     if told is None or told["base_url"] != url:  # somebody else's server: only ours tells everything by itself
         return engines.get("moegate"), Launched(Spec(Path()), url, Path(os.devnull), Path())
     os.environ[apikey.VARIABLE] = told["api_key"]

@@ -269,3 +269,10 @@ def test_numbers_are_shown_with_their_units() -> None:
     shown = [line.split() for line in lines({**numbers, "p99_itl_ms": float("nan")})]
     assert shown == [["duration", "2", "s"], ["completed", "8"], ["output_throughput", "1062", "tok/s"],
                      ["mean_ttft_ms", "5.1"]]  # fmt: skip
+
+
+def test_a_server_that_has_ended_is_said_to_have(tmp_path: Path) -> None:
+    gone = tmp_path / "server.json"
+    with pytest.raises(UsageError, match="announced itself there, or it has ended") as error:
+        launched_from(None, gone)
+    assert str(gone) in str(error.value.fix)
