@@ -129,6 +129,8 @@ def fsync_directory(path: Path) -> None:
 
 def remove_folder(path: Path) -> None:
     """Remove a folder as far as that goes, also where its maker has locked folders in it. Links are not followed."""
+    if path.is_symlink():
+        return
     with contextlib.suppress(OSError):
         path.chmod(0o700)
     for where, names, _ in os.walk(path):

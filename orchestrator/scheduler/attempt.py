@@ -372,12 +372,12 @@ class _Attempt:
             return
         tree = self.job.folder / "launch-000" / OUTPUT
         size = 0
-        for path in tree.rglob("*"):
+        for path in (tree, *tree.rglob("*")):
             mode = path.lstat().st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise _Over(Ending("FAILED", f"{path.name[:100]!r} in the tuned tree is not a plain file"))
-            if not os.access(path, os.R_OK | (os.X_OK if stat.S_ISDIR(mode) else 0)):
-                raise _Over(Ending("FAILED", f"{path.name[:100]!r} in the tuned tree cannot be read"))
+            if not os.access(path, os.R_OK | (os.W_OK | os.X_OK if stat.S_ISDIR(mode) else 0)):
+                raise _Over(Ending("FAILED", f"{path.name[:100]!r} in the tuned tree cannot be read, or moved"))
             size += path.lstat().st_size
         if size > MAX_OUTPUT_BYTES:
             raise _Over(Ending("FAILED", f"the tuned tree is larger than {MAX_OUTPUT_BYTES >> 20} MiB"))

@@ -13,7 +13,6 @@ import errno
 import os
 import re
 import secrets
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from pathlib import Path
 from moegate import canonical, records
 from moegate.errors import InfraError, RecordError, RunLocked, UsageError
 from moegate.locks import FileLock, Held, holder_of
-from moegate.paths import is_file, is_folder
+from moegate.paths import is_file, is_folder, remove_folder
 from moegate.records import Plan
 from moegate.records.plan import MOST_CELLS
 
@@ -80,10 +79,10 @@ class RunDir:
         """
         for attempt in self.cell(cell).glob("attempt-*"):
             _remove_half_written(attempt)
-            shutil.rmtree(attempt / output, ignore_errors=True)  # finished, and yet never published
+            remove_folder(attempt / output)  # finished, and yet never published
             for launch in attempt.glob("launch-*"):
-                if not (resumable and (launch / output).is_dir()):
-                    shutil.rmtree(launch, ignore_errors=True)
+                if not (resumable and is_folder(launch / output)):
+                    remove_folder(launch)
 
     def last_attempt(self, cell: str) -> int:
         """The highest attempt number on disk, 0 for none."""

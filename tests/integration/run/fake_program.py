@@ -252,6 +252,8 @@ def main(argv):
             next(folder.iterdir()).chmod(0)
         if mode == "tree-folder-locked":
             folder.chmod(0)
+        if mode == "tree-read-only":
+            folder.chmod(0o555)
         if mode == "link":
             (folder / "E=9,N=64,device_name=cpu.json").symlink_to("/etc/passwd")
         write(option(argv, "result"), "tune", detail={"adopted": adopted})

@@ -125,7 +125,11 @@ def test_a_secret_of_ours_that_a_cell_prints_is_masked_everywhere(run, monkeypat
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 @pytest.mark.parametrize(
     ("mode", "words"),
-    [("tree-locked", "in the tuned tree cannot be read"), ("tree-folder-locked", "no config file was written")],
+    [
+        ("tree-locked", "in the tuned tree cannot be read"),
+        ("tree-folder-locked", "no config file was written"),
+        ("tree-read-only", "in the tuned tree cannot be read, or moved"),
+    ],
 )
 def test_a_tuned_tree_that_cannot_be_read_fails_its_cell_alone(run, states, mode, words):
     image = f"images: {{i: {{reference: 'x@sha256:{'0' * 64}', env: {{FAKE_ONLY: tune={mode}}}}}}}"

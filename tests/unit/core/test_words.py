@@ -170,8 +170,10 @@ def test_a_folder_is_removed_with_locked_folders_in_it_and_what_links_lead_to_st
     for path in (folder / "a" / "b" / "c", folder / "a" / "b", folder / "a", folder):
         path.chmod(0)
     paths.remove_folder(folder)
+    (tmp_path / "link").symlink_to(other)
+    paths.remove_folder(tmp_path / "link")
     paths.remove_folder(tmp_path / "nothing")
-    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "other"]
     assert stat.S_IMODE(other.stat().st_mode) == 0o750
 
 
