@@ -66,7 +66,8 @@ def verdict(result: CheckResult) -> str:
     said = ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for name, count in by_severity.items() if count)
     others = "".join(f"; not checked: {count} of {op}" for op, count in result.detail.get("unchecked", {}).items())
     ends = "; the check fails" if result.failed else ""
-    return f"{result.files} config files: {said or 'no finding'}{others}{ends}"
+    files = f"{result.files} config file{'' if result.files == 1 else 's'}"
+    return f"{files}: {said or 'no finding'}{others}{ends}"
 
 
 def _coverage(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:

@@ -101,7 +101,7 @@ def test_a_name_that_leaves_no_room_for_a_sidecars_is_checked_like_any_other(tmp
     (folder / name).write_text("{}")
     done = orchestrator("check", "--configs", tmp_path)
     assert done.stdout.startswith(("error", "warning")), done.stdout + done.stderr
-    assert "1 config files" in done.stdout
+    assert "1 config file:" in done.stdout
 
 
 def test_files_of_unknown_ops_are_said_not_to_be_checked(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_file_of_the_store_is_checked(tmp_path: Path) -> None:
     assert found.at(1 << 22).configs == {"main": {"num_split": 4}}
     for words in (("--configs", root), ("--configs", root / "dense"), (root / "dense" / STORE,)):
         done = orchestrator("check", *words)
-        assert (done.returncode, done.stdout) == (0, "1 config files: no finding\n")
+        assert (done.returncode, done.stdout) == (0, "1 config file: no finding\n")
 
 
 @pytest.mark.parametrize(
