@@ -37,7 +37,7 @@ PROGRAMS: Programs = {name: (PYTHON, "-P", "-m", name) for name in ("orchestrato
 Engine = Literal["moegate", "sglang", "vllm"]
 Graph = Literal["eager", "full"]
 Op = Literal["fused_experts"]
-"""Whose shapes a model's config tells and whose twin `tuner verify` knows; others are for `tuner` with a `--shape`."""
+"""Whose shapes a model's config tells; others are for `tuner` with a `--shape`."""
 Dtype = Literal["bfloat16", "float16", "float32", "fp8_w8a8", "mxfp4_w4a16"]
 
 

@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from moegate.records import Measurement
-from orchestrator.cells.base import Axis, CellSpec, Command, Dtype, Kind, Op, Work
-from orchestrator.scalars import Many, Name
+from orchestrator.cells.base import Axis, CellSpec, Command, Dtype, Kind, Work
+from orchestrator.scalars import Line, Many, Name
 
 __all__ = ["KIND"]
 
@@ -18,7 +18,7 @@ class KernelTestSpec(CellSpec):
 
     kind: Literal["kernel-test"]
     pools: Many[Name]
-    ops: Many[Op] = Field(default=["fused_experts"], description="operators of xkernels")
+    ops: Many[Line] = Field(default=["fused_experts"], description="operators of xkernels")
     dtypes: Many[Dtype] = Field(default=["bfloat16"], description="dtypes of activations and weights")
 
 

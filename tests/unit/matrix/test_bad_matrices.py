@@ -104,7 +104,6 @@ EDITS = [
     ("second document", "name: demo", "name: demo\n---\nname: other", 3, "second document", "one matrix"),
     ("no value", "name: demo", "name:", 2, "has no value", "write a value"),
     ("an op whose shape no model tells", "effort: quick", "ops: [store_kv_cache]", 16, "'store_kv_cache'", "fused_experts"),
-    ("an op that nothing verifies", "  - kind: check", "  - kind: kernel-test\n    ops: [gelu]", 15, "'gelu'", "fused_experts"),
     ("a million cells", "  - kind: check", "  - kind: kernel-bench\n" + "".join(
         f"    {axis}: [{', '.join(f'{axis}{i}' for i in range(1000))}]\n" for axis in ("pools", "models")), 13,
      "multiplies to 1000003 cells", "at most 100000"),

@@ -137,6 +137,19 @@ class Emulator:
     def __init__(self, seed: int) -> None:
         self.pool, self.random, self.local = ThreadPoolExecutor(8), random.Random(seed), threading.local()
         self.atomic = threading.Lock()
+        self.errors: list[BaseException] = []
+        self.arriving: list[threading.Thread] = []
+
+    def kept(self, work: Callable[..., Any]) -> Callable[..., None]:
+        """The work for a thread of its own, whose error the launch raises."""
+
+        def run(*args: Any) -> None:
+            try:
+                work(*args)
+            except BaseException as error:
+                self.errors.append(error)
+
+        return run
 
     def nap(self) -> None:
         if self.random.random() < 0.2:
@@ -197,22 +210,17 @@ class Emulator:
             return value(one(np.asarray(args[0], np.float32)).astype(np.float32))
 
     def specialize(self, parts: list[Any], warps: list[int], registers: list[int]) -> None:
-        errors: list[BaseException] = []
-
         def run(function: Callable[..., Any], args: Any) -> None:
-            try:
-                self.local.copies, self.local.groups, self.local.products = [], [], []
-                function(*args)
-            except BaseException as error:
-                errors.append(error)
+            self.local.copies, self.local.groups, self.local.products = [], [], []
+            function(*args)
 
-        threads = [threading.Thread(target=run, args=part, daemon=True) for part in parts]
+        threads = [threading.Thread(target=self.kept(run), args=part, daemon=True) for part in parts]
         for t in threads:
             t.start()
-        for t in threads:
+        for t in (*threads, *self.arriving):
             t.join(3 * DEADLINE_S)
-        if errors:
-            raise errors[0]
+        if self.errors:
+            raise self.errors[0]
         assert not any(t.is_alive() for t in threads), "a part hangs"
 
     def mbarrier(self) -> Any:
@@ -247,7 +255,7 @@ class Emulator:
                 cell.data[...] = tile
                 bar.barrier.update(0, -tile.size * desc.dtype.primitive_bitwidth // 8)
 
-            self.pool.submit(work)
+            self.pool.submit(self.kept(work))
 
         def put(desc: Descriptor, at: Any, cell: Cell) -> None:
             rows, cols = desc.window(at)
@@ -272,7 +280,9 @@ class Emulator:
                     c.result()
                 cell.barrier.update(self.arrivals)
 
-            threading.Thread(target=work, daemon=True).start()
+            thread = threading.Thread(target=self.kept(work), daemon=True)
+            self.arriving.append(thread)
+            thread.start()
 
         def commit() -> None:
             self.local.groups.append(self.local.copies)
