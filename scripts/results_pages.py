@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -245,29 +246,30 @@ def _moe(d: dict[str, Any]) -> str:
 
 def _gemm(d: dict[str, Any]) -> list[str]:
     """The up projections that were also timed without the launch that quantises their input."""
-    rows = [(shape["dims"], row) for shape in d["shapes"].values() for row in shape["rows"]]
-    lines = [
-        f"| E={e} topk {topk} H={h} N={n} | {row['m']} | {row['ours']['up_best_us']:.1f} | {us:.1f} | "
-        f"{row['floor_us']['up'] / us:.2f} |"
-        for (e, topk, h, n), row in rows
-        if (us := row["ours"].get("up_gemm_us"))
-    ]
-    head = ["\nThe up projections without the launch that quantises their input:\n",
-            "| shape | M | best up us | GEMM us | of floor |", "|" + "---|" * 5]  # fmt: skip
-    return [*head, *lines] if lines else []
+    return _ups(
+        d, "up_gemm_us", "The up projections without the launch that quantises their input",
+        "best up us | GEMM us | of floor",
+        lambda row, us: f"{row['ours']['up_best_us']:.1f} | {us:.1f} | {row['floor_us']['up'] / us:.2f}",
+    )  # fmt: skip
 
 
 def _rested(d: dict[str, Any]) -> list[str]:
     """The up projections that were also timed with a pause before each replay."""
-    rows = [(shape["dims"], row) for shape in d["shapes"].values() for row in shape["rows"]]
+    return _ups(
+        d, "up_rested_us", "The up projections after a rest", "best up us | of floor | SGLang's best us | over ours",
+        lambda row, us: f"{us:.1f} | {row['floor_us']['up'] / us:.2f} | {row['sglang']['up_rested_us']:.1f} | "
+                        f"{row['sglang']['up_rested_us'] / us:.3f}",
+    )  # fmt: skip
+
+
+def _ups(d: dict[str, Any], field: str, title: str, columns: str, cells: Callable[[Any, float], str]) -> list[str]:
+    """A table of the up projections that were timed in a further way, as `field` of ours; nothing where none was."""
+    rows = [(shape["dims"], row) for shape in d["shapes"].values() for row in shape["rows"] if row["ours"].get(field)]
     lines = [
-        f"| E={e} topk {topk} H={h} N={n} | {row['m']} | {ours:.1f} | {row['floor_us']['up'] / ours:.2f} | "
-        f"{row['sglang']['up_rested_us']:.1f} | {row['sglang']['up_rested_us'] / ours:.3f} |"
+        f"| E={e} topk {topk} H={h} N={n} | {row['m']} | {cells(row, row['ours'][field])} |"
         for (e, topk, h, n), row in rows
-        if (ours := row["ours"].get("up_rested_us"))
     ]
-    head = ["\nThe up projections after a rest:\n",
-            "| shape | M | best up us | of floor | SGLang's best us | over ours |", "|" + "---|" * 6]  # fmt: skip
+    head = [f"\n{title}:\n", f"| shape | M | {columns} |", "|" + "---|" * (columns.count("|") + 3)]
     return [*head, *lines] if lines else []
 
 

@@ -6,13 +6,9 @@ import base64
 import dataclasses
 import hashlib
 import re
-import resource
-import time
 from collections import Counter
 from collections.abc import Callable
 from html.parser import HTMLParser
-
-import pytest
 
 from moegate.records import (
     CellOutcome,
@@ -333,28 +329,6 @@ def test_a_run_cut_short_renders(green: RunBundle) -> None:
     words = Document(html.render(bundle)).words
     assert "Interrupted" in words
     assert words.count("no attempt was made") >= len(green.plan.cells) - 2
-
-
-def test_300_cells_weigh_less_than_one_and_a_half_megabytes(many: Callable[[int], RunBundle]) -> None:
-    bundle = many(300)
-    chatty = tuple(dataclasses.replace(o, log_tail="a long line of a server's log\n" * 400) for o in bundle.outcomes)
-    text = html.render(dataclasses.replace(bundle, outcomes=chatty))
-    assert len(text.encode()) < 1_500_000
-    document = Document(text)
-    assert document.values("class").count("detail") + document.values("class").count("detail matters") == 300
-
-
-@pytest.mark.slow
-def test_10_000_cells_render_in_time_and_memory(many: Callable[[int], RunBundle]) -> None:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    bundle = many(10_000)
-    started = time.process_time()
-    text = html.render(bundle)
-    assert time.process_time() - started < 20
-    assert text.count("<tr data-v=") == 10_000
-    assert "quietest cells have a row but no drill-down" in text
-    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown_kib < 1 << 20
 
 
 def test_the_table_begins_with_what_needs_a_person_and_moved_most(many: Callable[[int], RunBundle]) -> None:

@@ -1,11 +1,14 @@
-"""Runs with more launches, ops and digits than anybody's: the page stays small, and is made in bounded time."""
+"""Runs with more cells, launches, ops and digits than anybody's: the page stays small, and is made in bounded time."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+import resource
 import time
 from collections.abc import Callable
+
+import pytest
 
 from moegate.records import Launch, Measurement, RunBundle
 from reports import html
@@ -58,3 +61,24 @@ def test_series_and_numbers_beyond_reading_are_shown_short_or_left_out(green: Ru
     text = html.render(run)
     assert "1.000e+300 s" in text
     assert not re.search(r"\d{40}", text)
+
+
+def test_300_cells_weigh_less_than_one_and_a_half_megabytes(many: Callable[[int], RunBundle]) -> None:
+    bundle = many(300)
+    chatty = tuple(dataclasses.replace(o, log_tail="a long line of a server's log\n" * 400) for o in bundle.outcomes)
+    text = html.render(dataclasses.replace(bundle, outcomes=chatty))
+    assert len(text.encode()) < 1_500_000
+    assert len(re.findall(r'class="detail(?: matters)?"', text)) == 300
+
+
+@pytest.mark.slow
+def test_10_000_cells_render_in_time_and_memory(many: Callable[[int], RunBundle]) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    bundle = many(10_000)
+    started = time.process_time()
+    text = html.render(bundle)
+    assert time.process_time() - started < 20
+    assert text.count("<tr data-v=") == 10_000
+    assert "quietest cells have a row but no drill-down" in text
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown_kib < 1 << 20
