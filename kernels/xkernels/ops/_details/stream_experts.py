@@ -25,19 +25,38 @@ _RULES = ("INLINE", "PROGRAMS", "QUANT_OUT", "SWAP_AB")  # of the Triton kernels
 class _Form:
     """How weights of a scheme are streamed, as measured.
 
-    columns: the values of BLOCK_SIZE_N. size: bytes of a weight. programs: of a multiprocessor, which share a config's
-    stages. steps: of BLOCK_SIZE_K in a stage of the ring, so that it asks for 256 bytes of a weight row at once.
+    columns: the values of BLOCK_SIZE_N. size: bytes of a weight. steps: of BLOCK_SIZE_K in a stage of the ring, so that
+    it asks for 256 bytes of a weight row at once. scales: bytes beside a row's BLOCK_SIZE_K. shared: up to so many
+    stages two programs of a multiprocessor share them, with more there is one.
     """
 
     columns: tuple[int, ...]
     size: int
-    programs: int
     steps: int
+    scales: int
+    shared: int
+
+    def programs(self, stages: int) -> int:
+        """Of a multiprocessor."""
+        return 2 if stages <= self.shared else 1
+
+    def ring(self, stages: int) -> int:
+        """Stages of a program's ring, each of `steps` steps."""
+        return stages // (self.steps * self.programs(stages))
+
+    def counts(self, columns: int) -> tuple[int, ...]:
+        """The values of num_stages with BLOCK_SIZE_N `columns`: what divides evenly, and fits the shared memory."""
+        step = (16 + columns) * (128 * self.size + self.scales)
+        return tuple(
+            n
+            for n in range(LEAST_STAGES, _SHARED // step + 1)
+            if n % (self.steps * self.programs(n)) == 0 and n * step <= _SHARED - 2048 * self.programs(n)
+        )
 
 
 _FORMS = {
-    "none": _Form(columns=(64, 128), size=2, programs=1, steps=1),
-    "fp8_block": _Form(columns=(128,), size=1, programs=2, steps=2),
+    "none": _Form(columns=(64, 128), size=2, steps=1, scales=0, shared=0),
+    "fp8_block": _Form(columns=(128,), size=1, steps=2, scales=4, shared=8),
 }
 
 
@@ -68,12 +87,9 @@ def other_config(kind: str, config: Mapping[str, Any]) -> str | None:
             return f"{name} is not {value}"
     if config["BLOCK_SIZE_N"] not in form.columns:
         return f"BLOCK_SIZE_N is not {' or '.join(map(str, form.columns))}"
-    step = (16 + int(config["BLOCK_SIZE_N"])) * 128 * form.size
-    each = form.programs * form.steps
-    most = (_SHARED // form.programs - 2048) // (step * form.steps) * each
-    stages = int(config.get("num_stages", 0))
-    if not LEAST_STAGES <= stages <= most or stages % each:
-        return f"num_stages is not {LEAST_STAGES} to {most}" + (f" in steps of {each}" if each > 1 else "")
+    counts = form.counts(int(config["BLOCK_SIZE_N"]))
+    if config.get("num_stages") not in counts:
+        return f"num_stages is not {' or '.join(map(str, counts))}"
     return next((f"{name} is a rule of the other kernels" for name in _RULES if name in config), None)
 
 
@@ -116,16 +132,17 @@ def _launch(config: Mapping[str, Any], kind: str, overlap: bool, rows: int, alig
     """One projection by persistent programs. `rows`: of the blocks that may be used; `slots`: routed entries."""
     from xkernels.ops._details.stream_gemm import stream_gemm
 
-    form, block_n = _FORMS[kind], int(config["BLOCK_SIZE_N"])
+    form, block_n, stages = _FORMS[kind], int(config["BLOCK_SIZE_N"]), int(config["num_stages"])
     block_k = int(config["BLOCK_SIZE_K"]) * form.steps
-    programs = min(cdiv(rows, 16) * (w.shape[1] // (block_n * flags["PARTS"])), of(w).limits().units * form.programs)
+    tiles = cdiv(rows, 16) * (w.shape[1] // (block_n * flags["PARTS"]))
+    programs = min(tiles, of(w).limits().units * form.programs(stages))
     stream_gemm[(programs,)](
         a, a_scale, _large.tiles_of(w.view(-1, w.shape[2]), block_n, 128 // form.size), w_scale, out, out_scale,
         weight, alignment.sorted_ids, alignment.expert_ids, alignment.num_post_padded, slots,
         alignment.sorted_ids.numel(), w.shape[1], w.shape[2], a.stride(0), *a_strides,
         *((0, 0, 0) if w_scale is None else w_scale.stride()), out.stride(0),
         0 if out_scale is None else out_scale.stride(0), TOPK=topk, BLOCK_N=block_n, BLOCK_K=block_k,
-        STAGES=int(config["num_stages"]) // (form.programs * form.steps), FP8=w_scale is not None,
+        STAGES=form.ring(stages), FP8=w_scale is not None,
         EVEN_K=w.shape[2] % block_k == 0, PDL=overlap, MUL_WEIGHT=weight is not None, num_warps=4, maxnreg=128,
         **({"launch_pdl": True} if overlap else {}), **flags,
     )  # fmt: skip

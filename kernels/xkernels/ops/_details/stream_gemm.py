@@ -1,10 +1,10 @@
 """The grouped GEMMs for few rows on Hopper: what they do is stream weights, so a warp does nothing but ask for them.
 
-A block has three parts around a ring of STAGES stages, each [BLOCK_N, BLOCK_K] weights and the same columns of a
-block's 16 rows. The loader keeps the ring full of weights and runs ahead across tiles. Two warps copy the rows. One
-warp group multiplies, with the weights as the left operand: the matrix unit's long side is not wasted on a handful of
-rows. Programs walk the tiles with the grid's stride; a tile is PARTS times BLOCK_N weight rows, one after the other:
-the FP8 up projection quantises 128 columns at once.
+A block has three parts around a ring of STAGES stages, each [BLOCK_N, BLOCK_K] weights, the same columns of a block's
+16 rows, and in FP8 the scales of both. The loader keeps the ring full of weights and runs ahead across tiles. Two warps
+copy the rows. One warp group multiplies, with the weights as the left operand: the matrix unit's long side is not
+wasted on a handful of rows. Programs walk the tiles with the grid's stride; a tile is PARTS times BLOCK_N weight rows,
+one after the other: the FP8 up projection quantises 128 columns at once.
 
 Weights do not depend on the kernel before. Where the tiles' look-ups do not either (READY), the loader never waits for
 that kernel: the ring fills while it finishes.
@@ -59,49 +59,30 @@ def _plain_sum(a_bufs, w_bufs, full, empty, index, phase, K, BLOCK_N: gl.constex
 
 
 @gluon.jit
-def _scales(at_s, at_w0, at_w1, stride_sk, stride_wsk, line, K):
-    """Scales of a line of 128 columns: of the rows, and of the weights' two blocks; zeros beyond K."""
-    more = line * 128 < K
-    s = gl.load(at_s + line * stride_sk, mask=more, other=0.0)
-    w0 = gl.load(at_w0 + line * stride_wsk, mask=more, other=0.0)
-    return s, w0, gl.load(at_w1 + line * stride_wsk, mask=more, other=0.0)
+def _factors(as_bufs, ws_bufs, line, layout: gl.constexpr):
+    """What the product [BLOCK_N, 16] of a line of 128 columns is multiplied by."""
+    s, w = as_bufs.index(line).load(gl.SliceLayout(0, layout)), ws_bufs.index(line).load(gl.SliceLayout(1, layout))
+    return w[:, None] * s[None, :]
 
 
 @gluon.jit
-def _factors(s, w0, w1, BLOCK_N: gl.constexpr, UP: gl.constexpr, layout: gl.constexpr):
-    """What a line's product [BLOCK_N, 16] is multiplied by; in the up projection w0 is of gate rows, w1 of up rows."""
-    if UP:
-        gate = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, layout)) // 8 % 2 == 0
-        factor = gl.where(gate, w0, w1)[:, None] * s[None, :]
-    else:
-        factor = (s * w0)[None, :]
-    return factor
-
-
-@gluon.jit
-def _scaled_sum(a_bufs, w_bufs, full, empty, index, phase, K, at_s, at_w0, at_w1, stride_sk, stride_wsk,
-                BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, UP: gl.constexpr,
-                EVEN_K: gl.constexpr, layout: gl.constexpr):  # fmt: skip
+def _scaled_sum(a_bufs, w_bufs, as_bufs, ws_bufs, full, empty, index, phase, K, BLOCK_N: gl.constexpr,
+                BLOCK_K: gl.constexpr, STAGES: gl.constexpr, EVEN_K: gl.constexpr, layout: gl.constexpr):  # fmt: skip
     """acc [BLOCK_N, 16] of FP8 with block scales; a stage is two lines, whose products are under way at once.
 
-    Scales are asked for a stage ahead. Of a line beyond K anything is multiplied, and left out.
+    Of a line beyond K anything is multiplied, and left out.
     """
     acc = gl.zeros([BLOCK_N, ROWS], gl.float32, layout)
     zero = gl.zeros([BLOCK_N, ROWS], gl.float32, layout)
-    s0, u0, v0 = _scales(at_s, at_w0, at_w1, stride_sk, stride_wsk, 0, K)
-    s1, u1, v1 = _scales(at_s, at_w0, at_w1, stride_sk, stride_wsk, 1, K)
     for k in range(0, K, BLOCK_K):
-        line = k // 128
-        s2, u2, v2 = _scales(at_s, at_w0, at_w1, stride_sk, stride_wsk, line + 2, K)
-        s3, u3, v3 = _scales(at_s, at_w0, at_w1, stride_sk, stride_wsk, line + 3, K)
         mbarrier.wait(full.index(index), phase)
         fence_async_shared()
         part = warpgroup_mma(w_bufs.index(index * 2), a_bufs.index(index * 2).permute((1, 0)), zero, use_acc=False,
                              is_async=True)  # fmt: skip
         other = warpgroup_mma(w_bufs.index(index * 2 + 1), a_bufs.index(index * 2 + 1).permute((1, 0)), zero,
                               use_acc=False, is_async=True)  # fmt: skip
-        first = _factors(s0, u0, v0, BLOCK_N, UP, layout)
-        second = _factors(s1, u1, v1, BLOCK_N, UP, layout)
+        first = _factors(as_bufs, ws_bufs, index * 2, layout)
+        second = _factors(as_bufs, ws_bufs, index * 2 + 1, layout)
         part = warpgroup_mma_wait(1, deps=[part])
         acc += part * first
         other = warpgroup_mma_wait(0, deps=[other])
@@ -109,26 +90,17 @@ def _scaled_sum(a_bufs, w_bufs, full, empty, index, phase, K, at_s, at_w0, at_w1
         other = other * second
         acc += other if EVEN_K else gl.where(k + 128 < K, other, 0.0)
         index, phase = advance(index, phase, STAGES)
-        s0, u0, v0, s1, u1, v1 = s2, u2, v2, s3, u3, v3
     return acc, index, phase
 
 
 @gluon.jit
-def _sum(a_bufs, w_bufs, full, empty, index, phase, K, a_scale, w_scale, owner, expert, row, stride_sm, stride_sk,
-         stride_wse, stride_wsn, stride_wsk, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, SUBS: gl.constexpr,
-         STAGES: gl.constexpr, UP: gl.constexpr, FP8: gl.constexpr, EVEN_K: gl.constexpr,
+def _sum(a_bufs, w_bufs, as_bufs, ws_bufs, full, empty, index, phase, K, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+         SUBS: gl.constexpr, STAGES: gl.constexpr, FP8: gl.constexpr, EVEN_K: gl.constexpr,
          layout: gl.constexpr):  # fmt: skip
-    """acc [BLOCK_N, 16] of the weight rows from `row` on; owner: the rows' numbers in `a_scale`. K 0: zeros.
-
-    Scale blocks of the up projection are of eight weight rows, gate and up in turns, and the same over 128 columns.
-    """
+    """acc [BLOCK_N, 16] of the next stages' weights and rows. K 0: zeros."""
     if FP8:
-        GROUP: gl.constexpr = 8 if UP else 128
-        at_w0 = w_scale + expert.to(gl.int64) * stride_wse + row // GROUP * stride_wsn
-        at_w1 = at_w0 + (stride_wsn if UP else 0)
-        acc, index, phase = _scaled_sum(a_bufs, w_bufs, full, empty, index, phase, K, a_scale + owner * stride_sm,
-                                        at_w0, at_w1, stride_sk, stride_wsk, BLOCK_N, BLOCK_K, STAGES, UP, EVEN_K,
-                                        layout)  # fmt: skip
+        acc, index, phase = _scaled_sum(a_bufs, w_bufs, as_bufs, ws_bufs, full, empty, index, phase, K, BLOCK_N,
+                                        BLOCK_K, STAGES, EVEN_K, layout)  # fmt: skip
     else:
         acc, index, phase = _plain_sum(a_bufs, w_bufs, full, empty, index, phase, K, BLOCK_N, BLOCK_K, SUBS, STAGES,
                                        layout)  # fmt: skip
@@ -169,11 +141,10 @@ def _put_quantised(y0, y1, out, out_scale, row, n, used, stride_out, stride_os):
 
 
 @gluon.jit
-def multiply(a_scale, w_scale, out, out_scale, weight, sorted_ids, experts, post, a_bufs, w_bufs, full, empty,
-             num_valid, entries, N, K, stride_sm, stride_sk, stride_wse, stride_wsn, stride_wsk, stride_out, stride_os,
-             TOPK: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-             PARTS: gl.constexpr, UP: gl.constexpr, FP8: gl.constexpr, EVEN_K: gl.constexpr, PDL: gl.constexpr,
-             READY: gl.constexpr, MUL_WEIGHT: gl.constexpr):  # fmt: skip
+def multiply(out, out_scale, weight, sorted_ids, experts, post, a_bufs, w_bufs, as_bufs, ws_bufs, full, empty,
+             num_valid, entries, N, K, stride_out, stride_os, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+             STAGES: gl.constexpr, PARTS: gl.constexpr, UP: gl.constexpr, FP8: gl.constexpr, EVEN_K: gl.constexpr,
+             PDL: gl.constexpr, READY: gl.constexpr, MUL_WEIGHT: gl.constexpr):  # fmt: skip
     """The warp group: every tile's product and what is done with it."""
     BITS: gl.constexpr = a_bufs.dtype.primitive_bitwidth
     SUBS: gl.constexpr = BLOCK_K * BITS // 1024
@@ -197,27 +168,23 @@ def multiply(a_scale, w_scale, out, out_scale, weight, sorted_ids, experts, post
         next_slot = entries_of(next_m, sorted_ids, num_valid, entries, along)
         used = slot < num_valid
         place = m * ROWS + gl.arange(0, ROWS, layout=along)
-        owner = gl.where(used, slot // TOPK, 0) if UP else place
         depth = gl.where(expert < 0, 0, K)
         factor = slot.to(gl.float32)
         if MUL_WEIGHT:
             factor = gl.load(weight + slot, mask=used, other=0.0)
-        row = n * (BLOCK_N * PARTS)
-        acc, index, phase = _sum(a_bufs, w_bufs, full, empty, index, phase, depth, a_scale, w_scale, owner, expert, row,
-                                 stride_sm, stride_sk, stride_wse, stride_wsn, stride_wsk, BLOCK_N, BLOCK_K, SUBS,
-                                 STAGES, UP, FP8, EVEN_K, layout)  # fmt: skip
+        acc, index, phase = _sum(a_bufs, w_bufs, as_bufs, ws_bufs, full, empty, index, phase, depth, BLOCK_N, BLOCK_K,
+                                 SUBS, STAGES, FP8, EVEN_K, layout)  # fmt: skip
         if PARTS == 2:
             y = _gated(acc, BLOCK_N)
-            acc, index, phase = _sum(a_bufs, w_bufs, full, empty, index, phase, depth, a_scale, w_scale, owner, expert,
-                                     row + BLOCK_N, stride_sm, stride_sk, stride_wse, stride_wsn, stride_wsk, BLOCK_N,
-                                     BLOCK_K, SUBS, STAGES, UP, FP8, EVEN_K, layout)  # fmt: skip
+            acc, index, phase = _sum(a_bufs, w_bufs, as_bufs, ws_bufs, full, empty, index, phase, depth, BLOCK_N,
+                                     BLOCK_K, SUBS, STAGES, FP8, EVEN_K, layout)  # fmt: skip
             _put_quantised(y, _gated(acc, BLOCK_N), out, out_scale, place, n, used, stride_out, stride_os)
         elif UP:
             _put(_gated(acc, BLOCK_N), out, place, n * (BLOCK_N // 2), used, stride_out, BLOCK_N // 2)
         else:
             if MUL_WEIGHT:
                 acc *= factor[None, :]
-            _put(acc, out, slot, row, used, stride_out, BLOCK_N)
+            _put(acc, out, slot, n * BLOCK_N, used, stride_out, BLOCK_N)
         m, n, expert, slot = next_m, next_n, next_expert, next_slot
 
 
@@ -242,6 +209,11 @@ def stream_gemm(a, a_scale, w_desc, w_scale, out, out_scale, weight, sorted_ids,
     flags: gl.constexpr = mbarrier.MBarrierLayout()
     a_bufs = gl.allocate_shared_memory(dtype, [SUBS * STAGES, ROWS, LINE], lines)
     w_bufs = gl.allocate_shared_memory(dtype, [SUBS * STAGES, BLOCK_N, LINE], lines)
+    as_bufs, ws_bufs = a_bufs, w_bufs  # scales, and nothing that is used where there are none
+    if FP8:
+        plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        as_bufs = gl.allocate_shared_memory(gl.float32, [SUBS * STAGES, ROWS], plain)
+        ws_bufs = gl.allocate_shared_memory(gl.float32, [SUBS * STAGES, BLOCK_N], plain)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], flags)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], flags)
     for i in gl.static_range(STAGES):
@@ -250,14 +222,14 @@ def stream_gemm(a, a_scale, w_desc, w_scale, out, out_scale, weight, sorted_ids,
     fence_async_shared()
     gl.warp_specialize(
         [
-            (multiply, (a_scale, w_scale, out, out_scale, weight, sorted_ids, experts, post, a_bufs, w_bufs, full,
-                        empty, num_valid, entries, N, K, stride_sm, stride_sk, stride_wse, stride_wsn, stride_wsk,
-                        stride_out, stride_os, TOPK, BLOCK_N, BLOCK_K, STAGES, PARTS, UP, FP8, EVEN_K, PDL, READY,
-                        MUL_WEIGHT)),
+            (multiply, (out, out_scale, weight, sorted_ids, experts, post, a_bufs, w_bufs, as_bufs, ws_bufs, full,
+                        empty, num_valid, entries, N, K, stride_out, stride_os, BLOCK_N, BLOCK_K, STAGES, PARTS, UP,
+                        FP8, EVEN_K, PDL, READY, MUL_WEIGHT)),
             (load_weights, (w_desc, experts, post, w_bufs, full, empty, entries, N, K, BLOCK_N, BLOCK_K, STAGES, PARTS,
                             EVEN_K, PDL, READY)),
-            (copy_rows, (a, sorted_ids, experts, post, a_bufs, full, empty, num_valid, entries, N, K, stride_am, TOPK,
-                         BLOCK_N, BLOCK_K, STAGES, PARTS, UP, PDL, READY)),
+            (copy_rows, (a, a_scale, w_scale, sorted_ids, experts, post, a_bufs, as_bufs, ws_bufs, full, empty,
+                         num_valid, entries, N, K, stride_am, stride_sm, stride_sk, stride_wse, stride_wsn, stride_wsk,
+                         TOPK, BLOCK_N, BLOCK_K, STAGES, PARTS, UP, FP8, PDL, READY)),
         ],
         [1, WARPS],
         [56, 56],
