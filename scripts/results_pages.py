@@ -21,6 +21,7 @@ def kernels() -> str:
     parts = [f"# Kernels, measured\n\n{GENERATED}\n"]
     parts += [_moe(read(f"h200_moe_{mode}.json")) for mode in ("bf16", "fp8")]
     parts.append(_few(read("h200_few_rows.json")))
+    parts.append(_streamed(read("h200_streamed.json")))
     parts.append(_single(read("h200_single_rows.json")))
     parts.append(_many(read("h200_large_rows.json")))
     parts.append(_ops(read("h200_ops.json")))
@@ -317,6 +318,16 @@ def _single(d: dict[str, Any]) -> str:
             f"| {row['mode']} | E={e} topk {topk} H={h} N={n} | {row['m']} | {us['sglang']:.1f} | {us['tiles']:.1f} | "
             f"{us['single']:.1f} | {us['sglang'] / us['single']:.3f} | {ahead} | {us['sum']:.1f} |"
         )
+    return "\n".join(lines) + "\n"
+
+
+def _streamed(d: dict[str, Any]) -> str:
+    """What was tried with the kernel that streams weights, over what it was before."""
+    lines = [f"## Fused experts, streamed weights\n\n{where(d)}\n", *(f"- {note}" for note in d["notes"])]
+    lines += ["\n| variant | mode | up | GEMM | chain |", "|---|---|---|---|---|"]
+    for t in d["tried"]:
+        times = " | ".join(f"{t[part]:.3f}" if part in t else "-" for part in ("up", "gemm", "chain"))
+        lines.append(f"| {t['variant']} | {t['mode']} | {times} |")
     return "\n".join(lines) + "\n"
 
 

@@ -82,7 +82,7 @@ FUSED_EXPERTS: tuple[Row, ...] = (
         "triton",
         _RUNS_TORCH,
         (c.needs_torch(), c.needs_triton),
-        f"H200: 1.11 (bf16) and 1.19 (fp8) times as fast as SGLang's Triton kernels, {_H200}",
+        f"H200: 1.11 (bf16) and 1.20 (fp8) times as fast as SGLang's Triton kernels, {_H200}",
         auto=CUDA | ROCM,
     ),
     Row(_EXPERTS, "torch", _RUNS_TORCH, (c.needs_torch(),), _PLAIN),
