@@ -190,13 +190,23 @@ def _wait_ready(engine: Engine, child: spawn.Child, work: Path, port: int, log: 
     pause = _POLL_S
     while time.monotonic() < deadline:
         if child.poll() is not None:
-            raise _server_ended(child, log)
+            raise _missing(engine, log) or _server_ended(child, log)
         url = engine.base_url(work, port)
         if url is not None and is_up(url):
             return url
         time.sleep(pause)
         pause = min(pause * 1.05, 0.5)
     raise InfraError(f"the server was not ready after {ready_s:g} s; its log ends:\n{_tail(log)}")
+
+
+def _missing(engine: Engine, log: Path) -> InfraError | None:
+    """What to do about a server that ended because its package is not there; None where it ended otherwise."""
+    if f"No module named '{engine.name}'" not in _tail(log):
+        return None
+    return InfraError(
+        f"{engine.name} is not installed for {sys.executable} (fix: install {engine.name} into that environment, or "
+        f"moegate into {engine.name}'s, as the targets `{engine.name}` in dockerfiles/ do; or take --engine moegate)"
+    )
 
 
 def _server_ended(child: spawn.Child, log: Path) -> UsageError | InfraError:

@@ -200,6 +200,7 @@ def as_text(document: dict[str, Any]) -> str:
         f" dtype {key['dtype'] or document['model']['dtype']} on {key['device_name']},"
         f" Triton {document['triton']}, {document['engine']} {document['engine_version']}",
     ]
+    lines += [f"note: {note}" for note in document["notes"]]  # what the question is about, before a long table
     for name, row in document["projections"].items():
         through = "" if row["reason"] == "alias" else " through alias"
         alias = f"{through} {row['alias']}" if row["alias"] else ""
@@ -209,5 +210,4 @@ def as_text(document: dict[str, Any]) -> str:
         for size, config in row["configs"].items():
             lines.append(f"    M={size:<5} " + " ".join(f"{k}={v}" for k, v in config.items()))
     lines.append(f"reachable: {'yes' if document['reachable'] else 'no'}: {document['why']}")
-    lines += [f"note: {note}" for note in document["notes"]]
     return "\n".join(lines)

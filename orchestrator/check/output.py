@@ -74,6 +74,8 @@ def _coverage(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     listed = list(rows)
     if not listed:
         return
+    said_of = (devices.unknown(name) for name in dict.fromkeys(row["device"] for row in listed))
+    yield from (f"note: {unknown}" for unknown in said_of if unknown)
     yield f"coverage of {len(listed)} combinations, most worth tuning first:"
     for row in listed[:_TOP]:
         gain = f"{row['expected_gain']:.2f}x {row['gain_from']}" if row["expected_gain"] else row["gain_from"]
@@ -82,8 +84,6 @@ def _coverage(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         yield f"  {row['key']} ({row['model']}, tp {row['tp']}, ep {row['ep']}): {said}; {gain}"
     if len(listed) > _TOP:
         yield f"  and {len(listed) - _TOP} more (--json has all)"
-    said_of = (devices.unknown(name) for name in dict.fromkeys(row["device"] for row in listed))
-    yield from (f"  note: {unknown}" for unknown in said_of if unknown)
     yield ""
 
 

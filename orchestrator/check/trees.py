@@ -97,6 +97,17 @@ def op_files(root: Path) -> Iterator[tuple[str, Entry]]:
                 yield op, Entry("file", Path(item.path), "", item.name)
 
 
+def files_below(root: Path) -> Iterator[Path]:
+    """Every config file at or below `root` that the rules look at.
+
+    Raises:
+        UsageError: `root` is no folder.
+    """
+    for folder in find_folders(root):
+        yield from (entry.path for entry in entries(folder) if entry.kind == "file")
+    yield from (entry.path for _, entry in op_files(root))
+
+
 def _plain_version(name: str) -> bool:
     """Whether some engine looks for exactly this directory: three numbers, nothing else."""
     return re.fullmatch(r"triton(_(0|[1-9][0-9]{0,5})){3}", name) is not None

@@ -104,7 +104,9 @@ def check(
         source=source,
         only_new=only_new,
     )
-    result = _only(run_check(_for_files(options, changed)), changed)
+    options = _for_files(options, changed)
+    _ensure_checked(options.configs, changed, "" if configs is None else f" in {', '.join(map(str, configs))}")
+    result = _only(run_check(options), changed)
     _write(result, sarif, out)
     _print(result, as_json=as_json, github=github, limit=limit)
     raise typer.Exit(1 if result.failed else 0)
@@ -144,6 +146,30 @@ def _for_files(options: Options, files: list[Path]) -> Options:
         return options
     folders = {path.parent.parent if path.parent.name.startswith("triton") else path.parent for path in files}
     return replace(options, configs=tuple(sorted(folders)))
+
+
+def _ensure_checked(roots: tuple[Path, ...], files: list[Path], inside: str) -> None:
+    """Refuse a file that no rule looks at: `no finding` would be said of others. A sidecar counts as its config file.
+
+    Args:
+        roots: what is checked. files: what was named. inside: where config files have to lie, in words.
+
+    Raises:
+        UsageError: naming the file.
+    """
+    from moegate.errors import UsageError
+    from moegate.records.provenance import SUFFIX
+    from orchestrator.check.trees import files_below
+
+    known = {found.resolve() for root in roots for found in files_below(root)} if files else set()
+    for path in files:
+        config = path.with_name(path.name.removesuffix(SUFFIX) + ".json") if path.name.endswith(SUFFIX) else path
+        if config.resolve() not in known:
+            raise UsageError(
+                f"is no tuned config{inside}: the check does not look at it",
+                file=path,
+                fix=f"name files E=..,N=..,device_name=...json{inside}; a model's config goes after --models",
+            )
 
 
 def _only(result: CheckResult, files: list[Path]) -> CheckResult:

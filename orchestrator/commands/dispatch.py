@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
 
 def show(
     op: Annotated[str, typer.Option(help="The op, such as fused_experts.")],
-    platform: Annotated[str, typer.Option(help="The platform: cuda-sm90, sm_90, gfx942, bmg, cpu, ...")],
+    platform: Annotated[str, typer.Option(help="cuda-sm90, sm_90, gfx942, bmg, cpu, .. or a device's name.")],
     request: Annotated[str, typer.Option(help="auto, or a backend by name.")] = "auto",
     dtype: Annotated[str, typer.Option(help="Activation dtype.")] = "bfloat16",
     quant: Annotated[str | None, typer.Option(help="Scheme of the weights, such as fp8_w8a8.")] = None,
@@ -56,9 +56,9 @@ def show(
     as_json: _JSON = False,
 ) -> None:
     """Show what a request comes to on a platform, and every row that was looked at on the way."""
-    from moegate.dispatch import Capabilities, DispatchRefused, Problem, platform_name, select
+    from moegate.dispatch import Capabilities, DispatchRefused, Problem, select
 
-    name = platform_name(platform)
+    name = _platform(platform)
     pairs = tuple(_pair(text) for text in env or ())
     caps = Capabilities(name, torch, triton, name == "cpu", frozenset(package or ()), pairs)
     problem = Problem(dtype=dtype, quant=quant, block_shape=_block(block), ue8m0=ue8m0)
@@ -68,6 +68,24 @@ def show(
         _print_selection(op, name, request, None, refused.chain, as_json=as_json, refused=str(refused))
         raise typer.Exit(2) from None
     _print_selection(op, name, request, found.resolved, found.chain, as_json=as_json)
+
+
+def _platform(text: str) -> str:
+    """The platform that `text` names, itself or by one of its devices.
+
+    Raises:
+        UsageError: neither is known by that name.
+    """
+    from moegate import devices
+    from moegate.dispatch import PLATFORM_NAMES, platform_name
+    from moegate.errors import UsageError
+
+    device = devices.find(text)
+    if device is not None:
+        return device.platform
+    if devices.vendor_of(text) is None or (unknown := devices.unknown(text)) is None:
+        return platform_name(text)
+    raise UsageError(unknown, field="platform", fix=f"a device that is, or one of {', '.join(PLATFORM_NAMES)}")
 
 
 def _print_selection(

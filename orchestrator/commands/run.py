@@ -41,12 +41,13 @@ def run(
     from moegate.exits import Exit
     from orchestrator.commands._load import RUNS, load_plan
     from orchestrator.commands._output import emit_json, say
-    from orchestrator.pools.isolation.choose import MODES
+    from orchestrator.pools.isolation.choose import MODES, ensure_images
     from orchestrator.scheduler import execute, newest
 
     if isolation is not None and isolation not in MODES:
         raise UsageError(f"{isolation!r} is not an isolation", field="--isolation", fix=f"one of {', '.join(MODES)}")
     plan, root = load_plan(matrix, only or (), settings or ())
+    ensure_images(plan, isolation, matrix)
     for warning in plan.warnings:
         say(f"note: {warning}")
     path = out or (newest(RUNS, plan.name) if resume else _fresh(RUNS, plan.name))

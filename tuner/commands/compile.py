@@ -13,9 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from moegate.canonical import load_json
+from moegate.configs import parse_name
 from moegate.errors import UsageError
 from moegate.exits import Exit
 from moegate.paths import write_atomic
+from moegate.records.provenance import SUFFIX
 from tuner.commands.options import PATH
 from tuner.places import ensure_place
 
@@ -113,16 +115,24 @@ def _paths(configs: Path | None, files: Path | None) -> list[Path]:
             raise UsageError(
                 "a list of paths is needed", file=files, field="--files", fix='["E=..,N=..,device_name=...json"]'
             )
-        return [Path(item) for item in listed]
+        return [_named_config(Path(item), "--files") for item in listed]
     assert configs is not None
     if not configs.exists():
         raise UsageError("does not exist", file=configs, field="--configs")
-    found = [configs] if not configs.is_dir() else sorted(configs.rglob("E=*.json"))
-    paths = [path for path in found if not path.name.endswith(".provenance.json")]
+    if not configs.is_dir():
+        return [_named_config(configs, "--configs")]
+    paths = [path for path in sorted(configs.rglob("E=*.json")) if not path.name.endswith(SUFFIX)]
     if not paths:
         raise UsageError("holds no config file of routed experts", file=configs, field="--configs",
                          fix="files named E=..,N=..,device_name=...json")  # fmt: skip
     return paths
+
+
+def _named_config(path: Path, field: str) -> Path:
+    """A file that somebody named, which must be a config file by its name; a folder may hold others beside them."""
+    if parse_name(path.name) is None or path.name.endswith(SUFFIX):
+        raise UsageError("is no config file", file=path, field=field, fix="a file named E=..,N=..,device_name=...json")
+    return path
 
 
 def _counts(rows: Sequence[dict[str, Any]]) -> dict[str, int]:

@@ -125,11 +125,11 @@ def _summary(options: TuneOptions, done: TuneResult) -> dict[str, Any]:
 def _print(options: TuneOptions, done: TuneResult) -> None:
     where = INTERPRETED if done.interpreter else done.device.name
     print(f"{options.problem.op} {options.problem.dtype} on {where}")
-    print(f"{'M':>6} {'tuned us':>12} {'default us':>12} {'gain':>6}  config")
+    print(f"{'M':>6} {'tuned us':>12} {'default us':>12} {'default/tuned':>13}  config")
     for final in done.finals:
         words = "; ".join(f"{p} {c.spell()}" for p, c in final.configs.items())
         mark = " (default kept)" if final.kept_default else ""
-        times = f"{final.winner_us:>12.1f} {final.default_us:>12.1f} {final.gain:>6.2f}"
+        times = f"{final.winner_us:>12.1f} {final.default_us:>12.1f} {final.gain:>13.2f}"
         print(f"{final.batch_size:>6} {times}  {words}{mark}")
     for size, why in sorted(done.failed.items()):
         print(f"{size:>6} has no config: {why}")

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from moegate.errors import ImageError, PoolError, UsageError
-from moegate.records import ImageSpec, PoolSpec
+from moegate.records import ImageSpec, Plan, PoolSpec
 from moegate.version import own_version
 from orchestrator.pools.isolation import Isolation
 from orchestrator.pools.isolation.process import ProcessIsolation
 
-__all__ = ["MODES", "choose"]
+__all__ = ["MODES", "choose", "ensure_images"]
 
 MODES = ("auto", "docker", "process")
 
@@ -50,6 +50,29 @@ def choose(
     if candidates:
         out |= _containers(candidates, modes, root, logs, say, process)
     return out
+
+
+def ensure_images(plan: Plan, override: str | None, file: Path) -> None:
+    """Refuse `--isolation docker` for a pool without an image, as the matrix refuses `isolation: docker` there.
+
+    Args:
+        plan: whose pools count, those that a cell uses. override: what `--isolation` says. file: the matrix.
+
+    Raises:
+        UsageError: naming the pools.
+    """
+    if override != "docker":
+        return
+    used = {cell.pool for cell in plan.cells}
+    bare = [pool.name for pool in plan.pools if pool.name in used and pool.image is None]
+    if bare:
+        raise UsageError(
+            f"docker needs an image, and pool{'s' * (len(bare) > 1)} {', '.join(bare)} name{'s' * (len(bare) == 1)} "
+            "none",
+            file=file,
+            field="--isolation",
+            fix=f"write `image: NAME` under pools.{bare[0]}, or leave out its cells with --only",
+        )
 
 
 def _obstacle(image: ImageSpec, root: Path) -> str | None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,15 @@ def test_wrong_settings_exit_2_without_a_traceback(serving: Callable, options: l
     assert done.returncode == code, done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_an_engine_that_is_not_here_is_named(serving: Callable, engine: str) -> None:
+    if find_spec(engine) is not None:
+        pytest.skip(f"{engine} is installed")
+    done = serving("launch", f"--model={MODEL}", f"--engine={engine}", "--", "true")
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.startswith(f"serving: {engine} is not installed for ")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -242,6 +243,20 @@ def test_changed_files_as_pre_commit_passes_them(repo: Any) -> None:
     assert orchestrator("check", repo.file(KEY.on("NVIDIA_B200")), cwd=repo.root).returncode == 0
 
 
+def test_a_named_file_that_nothing_looks_at_is_refused(repo: Any, tmp_path: Path) -> None:
+    """Else the verdict on it would be that of other files."""
+    config, readme = repo.file(KEY), repo.root / "README.md"
+    sidecar = config.with_name(config.name.replace(".json", ".provenance.json"))
+    for path in (readme, sidecar, tmp_path / "other" / config.name):
+        repo.write(path, "{}")
+    for words in ((readme,), (config, readme), (repo.model,), ("--configs", tmp_path / "other", config)):
+        done = orchestrator("check", *words, "--json", cwd=repo.root)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"{words[-1]}: is no tuned config" in done.stderr
+    done = orchestrator("check", sidecar, "--json", cwd=repo.root)
+    assert document(done)["counts"] == {"stale-provenance": 1}  # as pre-commit passes them: a sidecar is checked too
+
+
 def test_several_models_and_devices_in_a_row(repo: Any) -> None:
     done = orchestrator(
         "check", "--configs", repo.configs, "--models", repo.model, repo.model.parent, "--devices", "NVIDIA_H200",
@@ -304,6 +319,28 @@ def test_dispatch_show_says_the_chain() -> None:
     assert (found["op"], found["platform"], found["requested"]) == ("fused_experts", "cuda-sm90", "auto")
     assert found["resolved"] == "triton"
     assert found["chain"][-1] == {"backend": "triton", "chosen": True, "why": found["chain"][-1]["why"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "platform"),
+    [("NVIDIA_H200", "cuda-sm90"), ("NVIDIA H200", "cuda-sm90"), ("Intel(R) Graphics [0xe211]", "xpu-bmg"),
+     ("cpu", "cpu")],
+)  # fmt: skip
+def test_dispatch_show_takes_a_device(name: str, platform: str) -> None:
+    done = CliRunner().invoke(app, ["dispatch", "show", "--op", "fused_experts", "--platform", name, "--json"])
+    assert json.loads(done.stdout)["platform"] == platform
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("NVIDIA H201", "NVIDIA_H201 is not in the device table .near: .*NVIDIA_H200"), ("sm_70", "unknown platform")],
+)
+def test_dispatch_show_guesses_no_platform(name: str, words: str) -> None:
+    done = CliRunner().invoke(app, ["dispatch", "show", "--op", "fused_experts", "--platform", name])
+    assert isinstance(done.exception, UsageError)
+    assert re.search(words, str(done.exception))
+    assert done.exception.fix is not None
+    assert "cuda-sm90" in done.exception.fix
 
 
 def test_dispatch_show_can_be_told_that_scales_are_powers_of_two() -> None:

@@ -128,6 +128,7 @@ def test_sizes_dtypes_and_notes() -> None:
     assert any("NVIDIA_H200" in note for note in unknown["notes"])
     assert "unknown device" in unknown["why"]
     text = as_text(unknown)
+    assert text.splitlines()[1].startswith("note: NVIDIA_H2000 is not in the device table")  # before the table
     assert "reachable: " in text
     assert "searched" in text
 

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from typer.main import get_command
 
+from moegate.errors import UsageError
 from moegate.journal import Journal
 from moegate.records import GatePolicy, Plan, write
 from orchestrator.cli import COMMANDS, app
@@ -78,6 +79,35 @@ def test_a_bad_isolation_is_exit_2(tmp_path):
     done = orchestrator("run", "matrix.yaml", "--isolation=vm", cwd=tmp_path)
     assert done.returncode == 2
     assert "one of auto, docker, process" in done.stderr
+
+
+BARE = """\
+schema: 1
+name: bare
+pools:
+  none: {device: cpu, ray: none}
+  imaged: {device: cpu, ray: none, image: here}
+images: {here: {reference: "REFERENCE"}}
+models: {}
+cells:
+  - {kind: kernel-test, pools: [none, imaged], dtypes: [float32]}
+""".replace("REFERENCE", "name@sha256:" + "0" * 64)
+
+
+@pytest.mark.parametrize(("only", "refused"), [((), True), (("--only=*none*",), True), (("--only=*imaged*",), False)])
+def test_docker_for_a_pool_without_an_image_is_refused_before_anything_runs(tmp_path, monkeypatch, only, refused):
+    (tmp_path / "bare.yaml").write_text(BARE)
+    monkeypatch.chdir(tmp_path)
+    ran = []
+    monkeypatch.setattr("orchestrator.scheduler.execute", lambda plan, *_, **__: ran.append(plan) or sys.exit(7))
+    done = CliRunner().invoke(get_command(app), ["run", "bare.yaml", "--isolation=docker", "--out=r", *only])
+    if not refused:
+        assert (done.exit_code, len(ran)) == (7, 1)
+        return
+    assert isinstance(done.exception, UsageError)
+    assert (done.exception.file, done.exception.field, ran) == ("bare.yaml", "--isolation", [])
+    assert done.exception.message == "docker needs an image, and pool none names none"
+    assert not (tmp_path / "r").exists()
 
 
 def test_the_schema_is_one_json_document():

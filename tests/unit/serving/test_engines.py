@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
 from moegate.errors import UsageError
-from serving import engines, ports
+from serving import engines, launch, ports
 from serving.engines import Spec, foreign, sglang, vllm
 
 MODEL = Path("examples/models/tiny-moe").resolve()
@@ -44,6 +45,18 @@ def flags(command: engines.Command) -> dict[str, str]:
 def test_unknown_engine() -> None:
     with pytest.raises(UsageError, match="moegate, sglang, vllm"):
         engines.get("trt")
+
+
+@pytest.mark.parametrize(
+    ("said", "names"),
+    [("ModuleNotFoundError: No module named 'sglang')", True), ("No module named 'sglang.srt'", False),
+     ("No module named 'sgl_kernel'", False), ("", False)],
+)  # fmt: skip
+def test_an_engine_that_is_not_installed_is_named(tmp_path: Path, said: str, names: bool) -> None:
+    (tmp_path / "log").write_text(f"{said}\n")
+    found = launch._missing(engines.get("sglang"), tmp_path / "log")
+    assert (found is not None) == names
+    assert found is None or str(found).startswith(f"sglang is not installed for {sys.executable} (fix: install sglang")
 
 
 def test_sglang_is_told_what_the_cell_asks_for(tmp_path: Path, tree: Path) -> None:

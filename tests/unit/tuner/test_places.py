@@ -256,6 +256,22 @@ def test_compile_names_a_file_that_holds_no_configs(tmp_path: Path, content: str
     assert error.value.file == str(path)
 
 
+@pytest.mark.parametrize("name", ["README.md", "E=8.json", "E=8,N=64,device_name=NVIDIA_H200.provenance.json"])
+def test_compile_refuses_a_named_file_that_is_no_config(tmp_path: Path, name: str) -> None:
+    good, other = tmp_path / "E=8,N=64,device_name=NVIDIA_H200.json", tmp_path / name
+    good.write_text(json.dumps({"1": {**TILE, "num_warps": 3}}))
+    other.write_text("{}")
+    (tmp_path / "files.json").write_text(json.dumps([str(good), str(other)]))
+    for option, value in (("configs", other), ("files", tmp_path / "files.json")):
+        with pytest.raises(UsageError, match="is no config file") as error:
+            compile_configs(targets="sm_90", **{option: value})
+        assert (error.value.file, error.value.field) == (str(other), f"--{option}")
+    out = tmp_path / "facts" / "facts.json"
+    out.parent.mkdir()
+    assert compile_configs(targets="sm_90", configs=tmp_path, out=out) == 1  # a folder may hold other files
+    assert json.loads(out.read_text())["counts"]["failed"] == 1
+
+
 def test_compile_refuses_to_compile_nothing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no config file of routed experts"):
         compile_configs(targets="sm_90", configs=tmp_path)

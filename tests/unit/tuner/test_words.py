@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -13,10 +15,11 @@ from typer.testing import CliRunner
 from moegate.configs import BATCH_SIZES
 from moegate.errors import InfraError, UsageError
 from tuner.cli import app
-from tuner.commands import FEW_SIZES, bench
+from tuner.commands import FEW_SIZES, bench, tune
 from tuner.commands.common import parse_budget, parse_sizes
 from tuner.commands.compile import run as compile_configs
 from tuner.commands.verify import run as verify
+from tuner.finals import Final
 from tuner.model import problem_of
 from tuner.pipeline import TuneOptions
 from tuner.problem import Problem, parse_shape
@@ -227,6 +230,19 @@ def test_to_verify_nothing_is_a_mistake(ops: str, dtypes: str, field: str, monke
     with pytest.raises(UsageError, match="names no") as error:
         verify(ops=ops, dtypes=dtypes, backend="all", out=None, as_json=False)
     assert error.value.field == field
+
+
+def test_the_table_of_a_tuning_heads_a_ratio_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    done: Any = SimpleNamespace(
+        interpreter=False, device=SimpleNamespace(name="D"), finals=(Final(16, {}, 100.0, 156.0),), failed={}, files=(),
+        counts={"evaluations": 1, "measured": 1, "reused": 0}, seconds={"race": 1.0},
+    )  # fmt: skip
+    options: Any = SimpleNamespace(problem=TINY)
+    tune._print(options, done)
+    _, head, row, _ = capsys.readouterr().out.splitlines()
+    end = head.index("default/tuned") + len("default/tuned")
+    assert row[:end].split() == ["16", "100.0", "156.0", "1.56"]
+    assert row[end - 1] == "6"
 
 
 def test_help_names_the_batch_sizes_that_are_the_default() -> None:
