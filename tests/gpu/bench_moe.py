@@ -310,8 +310,9 @@ NOTES = [
     "floor: max(bytes / 4.3 TB/s, flop / 790 TFLOP/s in bf16 or 1580 TFLOP/s in fp8)",
     "up and down: each projection alone with the configs of the chain, in FP8 with the quantisation of its input where "
     "that is a kernel of its own; best up: the fastest candidate for the up projection alone, of the best three in "
-    "turns, and then both kernels' in turns; "
-    "GEMM: ours in FP8 without the launch that quantises its input, of the kernels that take quantised rows",
+    "turns, and then both kernels' in turns; GEMM: ours in FP8 without the launch that quantises its input, of the "
+    "kernels that take quantised rows; one behind the other, so that each may ask for weights while the one before "
+    "ends",
     "after a rest: as best up, with 50 ms before each replay of 8 calls: in a series they run into the power limit",
 ]
 

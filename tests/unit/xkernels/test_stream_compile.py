@@ -19,7 +19,14 @@ SHARED = 228 * 1024  # bytes of a multiprocessor, 1024 of which each program los
 @pytest.mark.skipif("wgmma" not in served(frozenset({"wgmma"})), reason="this Triton does not compile the kernel")
 @pytest.mark.parametrize(
     ("kind", "width", "stages", "programs"),
-    [("none", 64, 10, 1), ("none", 128, 6, 1), ("fp8_block", 128, 12, 1), ("fp8_block", 128, 8, 2)],
+    [
+        ("none", 64, 10, 1),
+        ("none", 128, 6, 1),
+        ("none", 64, 11, 1),
+        ("fp8_block", 128, 12, 1),
+        ("fp8_block", 128, 10, 1),
+        ("fp8_block", 128, 8, 2),
+    ],
 )
 def test_both_projections_on_hopper(kind: str, width: int, stages: int, programs: int, tmp_path: Path) -> None:
     config = {"GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": stages}

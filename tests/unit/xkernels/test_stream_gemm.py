@@ -21,9 +21,27 @@ from xkernels.ops.fused_experts import prepare_experts
 
 
 class Few(Layer):
-    """A layer in blocks of 16 rows, whose projections take the arguments of the kernel for many rows."""
+    """A layer in blocks of 16 rows, whose projections take the arguments of the kernel for many rows.
+
+    by_column: scales lie in memory column by column.
+    """
 
     block = 16
+
+    def __init__(self, *args: Any, by_column: bool = False, **how: Any) -> None:
+        super().__init__(*args, **how)
+        self.by_column = by_column
+
+    def turned(self, args: dict[str, Any]) -> dict[str, Any]:
+        """The scales of `args` the other way round."""
+        deep = int(args["K"]) // 128
+        rows = np.ascontiguousarray(args["a_scale"].data.reshape(-1, deep).T)
+        weights = np.ascontiguousarray(args["w_scale"].data.reshape(self.e, -1, deep).transpose(0, 2, 1))
+        return {
+            "a_scale": pointer(rows), "stride_sm": scalar(1), "stride_sk": scalar(rows.shape[1]),
+            "w_scale": pointer(weights), "stride_wse": scalar(weights[0].size), "stride_wsn": scalar(1),
+            "stride_wsk": scalar(weights.shape[2]),
+        }  # fmt: skip
 
     def launch(self, kernel: Any, programs: int, seed: int, stages: int, step: int, **args: Any) -> None:
         post, up, k = np.array([self.rows.size, 0], np.int32), args["UP"], int(args["K"])
@@ -33,6 +51,7 @@ class Few(Layer):
             args |= {"out": pointer(args.pop("out_desc").data, self.dtype), "stride_out": scalar(self.n)}
         else:
             args |= {"a": pointer(args.pop("a_desc").data, self.dtype), "stride_am": scalar(k)}
+        args |= self.turned(args) if self.by_column else {}
         every = dict.fromkeys(kernel.arg_names) | args | {
             "sorted_ids": pointer(self.rows, I32), "experts": pointer(self.owners, I32), "post": pointer(post, I32),
             "num_valid": scalar(self.slots), "entries": scalar(self.rows.size), "TOPK": self.topk, "BLOCK_N": block_n,
@@ -50,6 +69,7 @@ CASES = [
     (17, 4, 2, 256, 128, True, "uniform", 3, 3, 128),
     (9, 4, 2, 640, 384, True, "uniform", 2, 2, 128),  # an odd number of lines in both projections
     (40, 5, 2, 384, 256, True, "filtered", 2, 4, 128),
+    (1, 4, 2, 1152, 128, True, "uniform", 5, 6, 128),
 ]
 
 
@@ -60,6 +80,13 @@ def test_both_projections_against_float64(
     layer = Few(m, e, topk, h, n, fp8, seed=m, routing=routing)
     how = {"programs": programs, "stages": stages, "block_n": block_n}
     assert error(*layer.up(stream_gemm, seed=1, **how)) < (0.03 if fp8 else 0.004)
+    assert error(*layer.down(stream_gemm, seed=2, **how)) < 0.004
+
+
+def test_scales_may_lie_in_memory_column_by_column() -> None:
+    layer = Few(20, 3, 2, 640, 384, True, seed=8, by_column=True)
+    how = {"programs": 2, "stages": 5, "block_n": 128}
+    assert error(*layer.up(stream_gemm, seed=1, **how)) < 0.03
     assert error(*layer.down(stream_gemm, seed=2, **how)) < 0.004
 
 
@@ -79,7 +106,8 @@ MODULES = (stream_load, stream_rows, stream_kernel)
 
 def judged(kernel: Any, fp8: bool) -> float:
     """The error of an up projection whose K is no whole number of stages in FP8, with more tiles than programs."""
-    return error(*Few(20, 2, 2, 384, 384, fp8, seed=5).up(kernel, seed=3, programs=2, stages=2, block_n=128))
+    layer = Few(20, 2, 2, 384, 384, fp8, seed=5, by_column=fp8)
+    return error(*layer.up(kernel, seed=3, programs=2, stages=2, block_n=128))
 
 
 @pytest.mark.parametrize("fp8", [False, True])
@@ -95,6 +123,9 @@ def test_of_the_kernel_as_it_is_the_emulator_notices_nothing(fp8: bool) -> None:
         ("count=1, pred=k > 0)", "count=1, pred=k >= 0)", False),  # gives back what it did not take
         ("gl.where(k + 128 < K, other, 0.0)", "other", True),  # a line beyond K
         ("turn // 8 % 2", "turn // 8 % 2 ^ 1", True),  # scales of the other block
+        ("line * stride_sk", "line", True),  # of another row
+        ("line * stride_wsk", "line", True),
+        ("other * second", "other * _factors(as_bufs, ws_bufs, index * 2 + 1, layout)", True),  # of a later stage
         ("at_w = first + part * BLOCK_N", "at_w = first", True),  # both parts the same weights
     ],
 )

@@ -245,7 +245,14 @@ def test_many_rows_on_hopper(kind: str, extra: dict[str, Any]) -> None:
 @pytest.mark.skipif("wgmma" not in live().features(), reason="needs a device with those products")
 @pytest.mark.parametrize(
     ("kind", "width", "stages", "extra"),
-    [("none", 128, 6, {}), ("none", 64, 10, {}), ("fp8_block", 128, 12, {}), ("fp8_block", 128, 8, {"PDL": False})],
+    [
+        ("none", 128, 6, {}),
+        ("none", 64, 10, {}),
+        ("fp8_block", 128, 12, {}),
+        ("fp8_block", 128, 10, {}),
+        ("fp8_block", 128, 8, {}),
+        ("fp8_block", 128, 8, {"PDL": False}),
+    ],
 )
 def test_streamed_weights_on_hopper(kind: str, width: int, stages: int, extra: dict[str, Any]) -> None:
     e, h, n = 5, 384, 256
