@@ -106,6 +106,28 @@ def test_an_edited_matrix_runs_only_what_changed(run, states):
     assert set(states(run.path).values()) == {"PASSED"}
 
 
+def test_a_resume_says_in_a_line_what_changed_and_how_many_cells_run_again(run, monkeypatch):
+    def said():
+        text = run.log.getvalue()
+        run.log.seek(0), run.log.truncate()
+        return [line.partition("]   ")[2] for line in text.splitlines() if "run again" in line]
+
+    run()
+    run(resume=True)
+    assert said() == [], "a first run and one that keeps everything say nothing"
+    monkeypatch.setattr("orchestrator.scheduler.keys.source_revision", lambda packages=(): "edited")
+    assert run(resume=True).executed == 8  # six cells, of which two confirm
+    assert said() == [
+        "6 cells that were done are run again; changed since: sources (moegate, tuner, serving, xkernels)"
+    ]
+    cells = {cell.kind: cell.id for cell in run.plan().cells}
+    next(RunDir(run.path).configs(cells["tune"]).rglob("E=*.json")).write_text('{"2": {"BLOCK_SIZE_M": 32}}')
+    (RunDir(run.path).attempt(cells["kernel-test"], 2) / "result.json").unlink()
+    run(resume=True)
+    assert said() == ["4 cells that were done are run again; changed since: arms (variables, commit or config content); "
+                      "results (missing or altered)"]  # fmt: skip
+
+
 def test_a_tuned_tree_that_changed_makes_its_readers_run_again(run):
     run()
     before = launches(run.path)

@@ -12,7 +12,7 @@ from moegate.records import ArmSpec, DeviceIdentity, GatePolicy, Plan, PlannedCe
 from orchestrator.bundle import read_run
 from orchestrator.plan import read_history
 from orchestrator.pools.isolation import LaunchResult
-from orchestrator.scheduler import RunDir, execute, keys, rundir
+from orchestrator.scheduler import RunDir, execute, keys, recover, rundir
 from orchestrator.scheduler.classify import ending, last_line, tail
 from orchestrator.scheduler.state import outcomes, read_cells
 
@@ -168,6 +168,25 @@ def test_a_key_changes_with_everything_that_counts_and_with_nothing_else():
         keys.key(replace(PLAN, seed=1), cell, env={}, image={}, trees={}),
     ]
     assert len({base, *changed}) == len(changed) + 1
+    differ = [{n for n in base.parts if base.parts[n] != other.parts[n]} for other in changed]
+    assert differ == [{"codegen"}, {"codegen"}, {"image"}, {"axes"}, {"seed"}]
+    assert keys.words(base.parts) == keys.words({*base.parts, "of a later version"})
+    assert len(keys.words(base.parts)) == len(base.parts), "each part has a word"
+
+
+def test_what_a_journal_without_the_parts_of_keys_cannot_say_is_said():
+    cells = read_cells(
+        [Entry(1, "lease", "", LEASE), Entry(2, "done", "", {"cell": "c1", "attempt": 1, "state": "PASSED"})]
+    )
+    again = recover.RunAgain()
+    assert again.line() == ""
+    again.add(cells["c1"], recover.Owed("only"), lambda: keys.Key("another", {"source": "s"}))
+    assert again.line() == (
+        "1 cell that was done is run again; changed since: something that the journal of an older version does not name"
+    )
+    read_again = Entry(1, "lease", "", {**LEASE, "parts": ["source"]})
+    with pytest.raises(RecordError, match=r"journal entry 1 \(lease\)"):
+        read_cells([read_again])
 
 
 def test_a_source_revision_is_found_without_importing(tmp_path):
