@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from moegate import records
@@ -10,12 +11,15 @@ from moegate.errors import InfraError, UsageError
 from moegate.paths import write_atomic
 from moegate.records import GateResult, Plan, RunBundle
 from orchestrator.bundle import read_run
-from orchestrator.commands._output import annotate
+from orchestrator.commands._output import annotate, say
 from orchestrator.compare import compare
 from orchestrator.gate import gate
 from orchestrator.remember import remember
+from orchestrator.scheduler import RunDir
 
-__all__ = ["OUTPUTS", "bundle_of", "conclude"]
+__all__ = ["OUTPUTS", "bundle_of", "conclude", "going"]
+
+_GOING = "the run is still going: what is missing here may yet come, and the history waits for its end"
 
 
 def _html(bundle: RunBundle) -> str:
@@ -71,6 +75,11 @@ def bundle_of(rundir: Path) -> RunBundle:
     )
 
 
+def going(rundir: Path) -> bool:
+    """Whether an orchestrator is at work on a run. To be asked before the run is read: else it may end in between."""
+    return RunDir(rundir).holder() is not None
+
+
 def conclude(rundir: Path, *, github: bool = False) -> GateResult:
     """Judge a run and write comparison.json, gate.json and every report into its directory.
 
@@ -79,7 +88,11 @@ def conclude(rundir: Path, *, github: bool = False) -> GateResult:
     Raises:
         InfraError: the directory cannot be written.
     """
-    bundle = remember(bundle_of(rundir), rundir)
+    unfinished = going(rundir)
+    bundle = remember(bundle_of(rundir), rundir, finished=not unfinished)
+    if unfinished:
+        say(f"note: {_GOING}")
+        bundle = replace(bundle, notes=(*bundle.notes, _GOING))
     try:
         records.write(rundir / "comparison.json", bundle.comparison)
         records.write(rundir / "gate.json", bundle.gate)

@@ -44,17 +44,22 @@ def import_command(
     revision: Annotated[str | None, typer.Option(help="Revision of these runs; default: as recorded.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import runs; what is already there is left alone, a run that went on since is brought up to date."""
-    from orchestrator.commands._conclude import bundle_of
+    """Import finished runs; what is there is left alone, one that went on since is brought up to date."""
+    from orchestrator.commands._conclude import bundle_of, going
     from orchestrator.history import History
 
     done: list[dict[str, Any]] = []
-    bundles = [(path, bundle_of(path)) for path in runs]  # all readable, or nothing is imported
+    bundles = [(path, going(path), bundle_of(path)) for path in runs]  # all readable, or nothing is imported
     with History(db) as history:
-        for path, bundle in bundles:
-            new = history.add(bundle, path=str(path.resolve()), branch=branch, revision=revision)
-            done.append({"run": str(path), "imported": new})
-    _print(done, [f"{'imported' if row['imported'] else 'already there':<14} {row['run']}" for row in done], as_json)
+        for path, running, bundle in bundles:
+            new = not running and history.add(bundle, path=str(path.resolve()), branch=branch, revision=revision)
+            done.append({"run": str(path), "imported": new, "running": running})
+    _print(done, [f"{_imported(row):<14} {row['run']}" for row in done], as_json)
+
+
+def _imported(row: dict[str, Any]) -> str:
+    """What became of a run that was to be imported."""
+    return "imported" if row["imported"] else "still going" if row["running"] else "already there"
 
 
 def list_command(

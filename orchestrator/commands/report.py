@@ -22,7 +22,10 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print the gate's result as JSON.")] = False,
     github: Github = False,
 ) -> None:
-    """Write report.html, junit.xml, results.sarif and summary.md of a run, finished or not."""
+    """Write report.html, junit.xml, results.sarif and summary.md of a run, finished or not.
+
+    The history gets a run when it is finished.
+    """
     from moegate.records import to_json
     from orchestrator.commands._conclude import conclude
     from orchestrator.commands._output import emit_json

@@ -58,7 +58,10 @@ def stage_seconds(cell: PlannedCell, stage: str, compare: ComparePolicy | None) 
         return whole
     if stage == "screen":
         return screen
-    return whole - screen if whole > screen else screen * compare.confirm / max(compare.screen, 1)
+    pair = screen / max(compare.screen, 1)
+    fewest = min(compare.futility or compare.confirm, compare.confirm)
+    # Where most earlier runs stopped after screening, the two medians differ by chance, not by a confirmation.
+    return whole - screen if whole - screen > pair * fewest / 2 else pair * compare.confirm
 
 
 def run_seconds(due: Iterable[tuple[str | None, float]], pools: Iterable[PoolSpec]) -> float:

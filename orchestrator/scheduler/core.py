@@ -7,6 +7,7 @@ in the journal before it is taken, so the state after a crash is what the journa
 from __future__ import annotations
 
 import bisect
+import functools
 import queue
 import shutil
 import threading
@@ -146,19 +147,21 @@ class Scheduler:
 
     def _recover(self, histories: dict[str, CellHistory]) -> None:
         """Decide for each cell what is finished and what has to be done; a cell after those that it needs."""
+        again = recover.RunAgain()
         for cell in sorted(self.plan.cells, key=lambda cell: (bool(cell.needs), self._place[cell.id])):
             history = histories.get(cell.id) or CellHistory(cell.id)
             recover.close_cut_off(self.journal, history)
-            self._recover_cell(cell, history)
+            self._recover_cell(cell, history, again)
+        if said := again.line():
+            self.progress.note(said)
 
-    def _recover_cell(self, cell: PlannedCell, history: CellHistory) -> None:
-        def key() -> str:
-            return self._key(cell)
-
-        found = recover.standing(
-            cell, history, needs_hold=self._needs_hold(cell), key=key, rundir=self.rundir, rules=self.rules
-        )
+    def _recover_cell(self, cell: PlannedCell, history: CellHistory, again: recover.RunAgain) -> None:
+        key, hold = functools.partial(self._key, cell), self._needs_hold(cell)
+        found = recover.standing(cell, history, needs_hold=hold, key=key, rundir=self.rundir, rules=self.rules)
         if isinstance(found, recover.Owed):
+            again.add(history, found, key if hold else None)
+            if found.stage == "confirm":
+                self.progress.screened(cell, found.screen_s)
             adopt = recover.adoptable(cell, history, key=key, rundir=self.rundir)
             place = self._place[cell.id]
             self._add(Todo(cell, found.stage, place, found.device, found.screen, adopt=adopt))
@@ -248,8 +251,8 @@ class Scheduler:
         number = self._next_number(cell)
         device = slot.device.identity.identity
         self.journal.append("lease", cell=cell.id, stage=todo.stage, attempt=number, slot=slot.name, device=device,
-                            key=key, isolation=isolation.name)  # fmt: skip
-        running = Running(todo, lease, slot, number, key)
+                            key=key.value, parts=dict(key.parts), isolation=isolation.name)  # fmt: skip
+        running = Running(todo, lease, slot, number, key.value)
         self._running[cell.id] = running
         self.executed += 1
         self.progress.started(cell, todo.stage, number, slot, again=(cell.id, todo.stage) in self._tried)
@@ -310,7 +313,7 @@ class Scheduler:
         self._numbers[cell.id] = last + 1
         return last + 1
 
-    def _key(self, cell: PlannedCell) -> str:
+    def _key(self, cell: PlannedCell) -> keys.Key:
         _, image = self._pool_of(cell)
         detail = self._isolation(cell).detail if cell.pool not in self.site.down else {}
         trees = {name: self.trees.digest(self._arms[name], cell) for name in cell.arms}

@@ -6,7 +6,8 @@ import importlib.util
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from moegate import canonical
 from moegate.paths import config_root
 from moegate.records import ModelSpec, Plan, PlannedCell
 
-__all__ = ["CODEGEN", "codegen_variables", "host_fingerprint", "key", "source_revision"]
+__all__ = ["CODEGEN", "Key", "codegen_variables", "host_fingerprint", "key", "source_revision", "words"]
 
 # Variables that change what compilers generate, by vendor. Set ones belong into keys and provenance.
 CODEGEN: Mapping[str, tuple[str, ...]] = {
@@ -28,6 +29,37 @@ CLOCKS = "MOEGATE_CLOCKS_RECORD"
 """Environment variable: where the clock policy of the cards is recorded."""
 
 _PACKAGES = ("moegate", "tuner", "serving", "xkernels")
+
+# What a key is made of, in a person's words.
+_WORDS: Mapping[str, str] = {
+    "kind": "kind",
+    "axes": "parameters",
+    "arms": "arms (variables, commit or config content)",
+    "model": "model",
+    "device": "device of the pool",
+    "policy": "numbers of pairs, margin or metric",
+    "seed": "seed",
+    "image": "image",
+    "host": "host (kernel, driver, processor or clocks)",
+    "codegen": "code-generation variables",
+    "source": f"sources ({', '.join(_PACKAGES)})",
+    "checked": "rules of check or shipped configs",
+}
+_SHORT = 12
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key, and a short hash of each part of it: where two keys differ, these say in what."""
+
+    value: str
+    parts: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+
+def words(parts: Iterable[str]) -> list[str]:
+    """Parts of a key as a person calls them, in the order of the table."""
+    wanted = set(parts)
+    return [word for name, word in _WORDS.items() if name in wanted]
 
 
 def codegen_variables(env: Mapping[str, str]) -> dict[str, str]:
@@ -91,7 +123,7 @@ def source_revision(packages: tuple[str, ...] = _PACKAGES) -> str:
 
 def key(
     plan: Plan, cell: PlannedCell, *, env: Mapping[str, str], image: Mapping[str, str], trees: Mapping[str, str]
-) -> str:
+) -> Key:
     """The content hash of one attempt.
 
     env: what the children are given. image: what the isolation says of itself (image digest, daemon). trees: digest of
@@ -117,7 +149,7 @@ def key(
         "source": source_revision(),
         "checked": _checked() if cell.kind == "check" else None,
     }
-    return canonical.digest(parts)
+    return Key(canonical.digest(parts), {name: canonical.digest(part)[:_SHORT] for name, part in parts.items()})
 
 
 @cache

@@ -22,55 +22,54 @@ _SLOWEST, _FASTEST = 10.0, 0.1
 
 
 class Remaining:
-    """The time that a run still takes: what is planned, corrected by what finished cells took for what they did.
+    """The time that a run still takes: what is planned, corrected by what finished stages took.
 
-    A cell that stopped after its screening is held against what was planned for that, a control that went on to
-    confirm against what confirming would have been planned at. Kinds err apart (a table knows neither the model nor
-    the host), so a kind is corrected by its own cells. One of which none has finished is taken as planned, or as
-    slower than that where all others are: too long an estimate disappoints nobody.
+    The pace of a kind is what its first stages took against what was planned for them: a confirmation may give up
+    after a few pairs, and then tells nothing about one that does not. Kinds err apart (a table knows neither the model
+    nor the host), so a kind is corrected by its own cells. One of which none has finished is taken as planned, or as
+    slower than that where all others are. A cell that confirms is corrected by its own screening, and is not expected
+    to give up: too long an estimate disappoints nobody.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._cells = {cell.id: cell for cell in plan.cells}
         self._pools, self._compare = plan.pools, plan.compare
-        self._stages: dict[str, set[str]] = defaultdict(set)
-        self._spent: dict[str, float] = defaultdict(float)
+        self._owed: dict[str, str] = {}
+        self._screened: dict[str, float] = {}
         self._took: dict[str, float] = defaultdict(float)
         self._planned: dict[str, float] = defaultdict(float)
 
     def owes(self, cell: PlannedCell, stage: str) -> None:
-        """The cell is to do this stage."""
-        self._stages[cell.id].add(stage)
+        """The cell is to do this stage next."""
+        self._owed[cell.id] = stage
 
-    def spent(self, cell: PlannedCell, seconds: float) -> None:
-        """An attempt of the cell took so long."""
-        self._spent[cell.id] += seconds
+    def screened(self, cell: PlannedCell, seconds: float) -> None:
+        """The cell's screening took so long, now or in an earlier session."""
+        self._screened[cell.id] = seconds
 
-    def finished(self, cell: PlannedCell, state: State) -> None:
-        """A cell is over; one that did not pass says nothing about the time that others take."""
-        if self._cells.pop(cell.id, None) is not None and state == "PASSED":
-            self._took[cell.kind] += self._spent[cell.id]
-            self._planned[cell.kind] += self._of_stages(cell)
+    def passed(self, cell: PlannedCell, stage: str, seconds: float) -> None:
+        """A stage is over and its result holds; one that does not says nothing about the time that others take."""
+        if stage == "screen":
+            self.screened(cell, seconds)
+        if stage != "confirm" and (stage == "only" or cell.screen_s is not None):
+            self._took[cell.kind] += seconds
+            self._planned[cell.kind] += stage_seconds(cell, stage, self._compare)
 
     def drop(self, cell: PlannedCell) -> None:
-        """A cell needs no time and tells none."""
+        """The cell is over."""
         self._cells.pop(cell.id, None)
 
     def seconds(self) -> float:
         """Until all that is left is through."""
-        cells = list(self._cells.values())
-        due = [self._whole(cell) * self._pace(cell.kind) - self._spent[cell.id] for cell in cells]
-        return run_seconds(((cell.pool, max(s, 0.0)) for cell, s in zip(cells, due, strict=True)), self._pools)
+        return run_seconds(((cell.pool, self._due(cell)) for cell in self._cells.values()), self._pools)
 
-    def _of_stages(self, cell: PlannedCell) -> float:
-        """What is planned for the stages that the cell came to."""
-        known = cell.screen_s is not None and self._stages[cell.id]
-        stages = sorted(self._stages[cell.id]) if known else ["only"]
-        return sum(stage_seconds(cell, stage, self._compare) for stage in stages)
-
-    def _whole(self, cell: PlannedCell) -> float:
-        """What is planned for a cell that is not over: all of it, until it is known whether it confirms."""
-        return self._of_stages(cell) if "confirm" in self._stages[cell.id] else cell.estimate_s or 0.0
+    def _due(self, cell: PlannedCell) -> float:
+        """What a cell that is not over still takes: all of it, until it is known whether it confirms."""
+        if self._owed.get(cell.id) != "confirm":
+            return (cell.estimate_s or 0.0) * self._pace(cell.kind)
+        confirm, screened = stage_seconds(cell, "confirm", self._compare), self._screened.get(cell.id)
+        pace = screened / cell.screen_s if screened and cell.screen_s else self._pace(cell.kind)
+        return confirm * pace
 
     def _pace(self, kind: str) -> float:
         planned = self._planned[kind]
@@ -118,7 +117,12 @@ class Progress:
 
     def ended(self, cell: PlannedCell, stage: str, done: AttemptDone) -> None:
         """An attempt is over; its cell may go on."""
-        self._left.spent(cell, done.wall_s)
+        if done.state == "PASSED":
+            self._left.passed(cell, stage, done.wall_s)
+
+    def screened(self, cell: PlannedCell, seconds: float) -> None:
+        """A cell that is to confirm was screened before this session."""
+        self._left.screened(cell, seconds)
 
     def kept(self, cell: PlannedCell) -> None:
         """A cell was finished before this session: it counts as done, and says nothing about the pace."""
@@ -128,7 +132,7 @@ class Progress:
     def finished(self, cell: PlannedCell, state: State, reason: str) -> None:
         """A cell has its final state."""
         self._finished += 1
-        self._left.finished(cell, state)
+        self._left.drop(cell)
         mark = {"PASSED": "ok"}.get(state, state)
         tail = f": {reason}" if reason and state != "PASSED" else ""
         self._print(f"{mark:>4} {cell.label}{tail}  [{self._finished}/{self._total}{self._about(' left')}]")

@@ -28,6 +28,7 @@ class CellHistory:
     final: tuple[State, str] | None = None
     final_seq: int = -1
     places: dict[int, int] = field(default_factory=dict)  # of attempts in their list, by number
+    parts: dict[int, dict[str, str]] = field(default_factory=dict)  # short hashes of what their keys are made of
 
     def finished(self, stage: str) -> Attempt | None:
         """The newest passed attempt of a stage, or None."""
@@ -62,6 +63,7 @@ def _fold(cells: dict[str, CellHistory], entry: Entry) -> None:
         attempt = _leased(data, entry.time)
         history.places.setdefault(attempt.number, len(history.attempts))
         history.attempts.append(attempt)
+        history.parts[attempt.number] = {str(name): str(part) for name, part in dict(data.get("parts") or {}).items()}
         history.final = None
     elif entry.kind == "launch":
         history = cells[data["cell"]]

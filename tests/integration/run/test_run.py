@@ -12,6 +12,8 @@ from moegate.canonical import file_digest
 from moegate.errors import RunLocked, UsageError
 from orchestrator.bundle import read_run
 from orchestrator.commands._conclude import conclude
+from orchestrator.commands.history import import_command
+from orchestrator.history import open_history
 from orchestrator.scheduler import RunDir
 
 TRITON = "serve/cpu/tiny/moegate/triton/eager"
@@ -104,6 +106,57 @@ def test_an_edited_matrix_runs_only_what_changed(run, states):
     assert {cell.split("-")[0] for cell in set(after) - set(before)} == {"serve"}
     assert kept == set(before)
     assert set(states(run.path).values()) == {"PASSED"}
+
+
+def test_a_report_of_a_run_still_going_leaves_the_history_alone_until_its_end(run, monkeypatch, tmp_path, capsys):
+    db = tmp_path / "history.sqlite"
+    monkeypatch.setenv("MOEGATE_HISTORY", str(db))
+
+    def known():
+        with open_history(db) as history:
+            return [row.exit for row in history.runs()]
+
+    run()
+    with RunDir(run.path).hold():
+        conclude(run.path)
+        import_command([run.path], db=db, as_json=False)
+        said = capsys.readouterr()
+        assert known() == []
+        assert said.out == f"still going    {run.path}\n"
+        assert "note: the run is still going" in said.err
+        assert "the run is still going" in (run.path / "report.html").read_text()
+    conclude(run.path)
+    assert "still going" not in capsys.readouterr().err + (run.path / "report.html").read_text()
+    assert known() == [0]
+    cell = next(cell for cell in run.plan().cells if cell.kind == "kernel-test")
+    (RunDir(run.path).attempt(cell.id, 1) / "result.json").unlink()
+    with RunDir(run.path).hold():
+        assert conclude(run.path).exit == 3
+    assert known() == [0], "what an earlier session came to stays until this one ends"
+    conclude(run.path)
+    assert known() == [3], "to be cut short is an end"
+
+
+def test_a_resume_says_in_a_line_what_changed_and_how_many_cells_run_again(run, monkeypatch):
+    def said():
+        text = run.log.getvalue()
+        run.log.seek(0), run.log.truncate()
+        return [line.partition("]   ")[2] for line in text.splitlines() if "run again" in line]
+
+    run()
+    run(resume=True)
+    assert said() == [], "a first run and one that keeps everything say nothing"
+    monkeypatch.setattr("orchestrator.scheduler.keys.source_revision", lambda packages=(): "edited")
+    assert run(resume=True).executed == 8  # six cells, of which two confirm
+    assert said() == [
+        "6 cells that were done are run again; changed since: sources (moegate, tuner, serving, xkernels)"
+    ]
+    cells = {cell.kind: cell.id for cell in run.plan().cells}
+    next(RunDir(run.path).configs(cells["tune"]).rglob("E=*.json")).write_text('{"2": {"BLOCK_SIZE_M": 32}}')
+    (RunDir(run.path).attempt(cells["kernel-test"], 2) / "result.json").unlink()
+    run(resume=True)
+    assert said() == ["4 cells that were done are run again; changed since: arms (variables, commit or config content); "
+                      "results (missing or altered)"]  # fmt: skip
 
 
 def test_a_tuned_tree_that_changed_makes_its_readers_run_again(run):

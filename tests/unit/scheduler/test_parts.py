@@ -8,13 +8,12 @@ import pytest
 
 from moegate.errors import RecordError, UsageError
 from moegate.journal import Entry, Journal, read
-from moegate.records import ArmSpec, ComparePolicy, DeviceIdentity, GatePolicy, Plan, PlannedCell, PoolSpec, write
+from moegate.records import ArmSpec, DeviceIdentity, GatePolicy, Plan, PlannedCell, write
 from orchestrator.bundle import read_run
 from orchestrator.plan import read_history
 from orchestrator.pools.isolation import LaunchResult
-from orchestrator.scheduler import RunDir, execute, keys, rundir
+from orchestrator.scheduler import RunDir, execute, keys, recover, rundir
 from orchestrator.scheduler.classify import ending, last_line, tail
-from orchestrator.scheduler.progress import Remaining
 from orchestrator.scheduler.state import outcomes, read_cells
 
 CPU = DeviceIdentity("cpu", "c", "cpu:host")
@@ -169,6 +168,25 @@ def test_a_key_changes_with_everything_that_counts_and_with_nothing_else():
         keys.key(replace(PLAN, seed=1), cell, env={}, image={}, trees={}),
     ]
     assert len({base, *changed}) == len(changed) + 1
+    differ = [{n for n in base.parts if base.parts[n] != other.parts[n]} for other in changed]
+    assert differ == [{"codegen"}, {"codegen"}, {"image"}, {"axes"}, {"seed"}]
+    assert keys.words(base.parts) == keys.words({*base.parts, "of a later version"})
+    assert len(keys.words(base.parts)) == len(base.parts), "each part has a word"
+
+
+def test_what_a_journal_without_the_parts_of_keys_cannot_say_is_said():
+    cells = read_cells(
+        [Entry(1, "lease", "", LEASE), Entry(2, "done", "", {"cell": "c1", "attempt": 1, "state": "PASSED"})]
+    )
+    again = recover.RunAgain()
+    assert again.line() == ""
+    again.add(cells["c1"], recover.Owed("only"), lambda: keys.Key("another", {"source": "s"}))
+    assert again.line() == (
+        "1 cell that was done is run again; changed since: something that the journal of an older version does not name"
+    )
+    read_again = Entry(1, "lease", "", {**LEASE, "parts": ["source"]})
+    with pytest.raises(RecordError, match=r"journal entry 1 \(lease\)"):
+        read_cells([read_again])
 
 
 def test_a_source_revision_is_found_without_importing(tmp_path):
@@ -181,132 +199,6 @@ def test_a_source_revision_is_found_without_importing(tmp_path):
     )
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "64 []"
-
-
-def test_progress_never_moves_the_cursor():
-    import io
-
-    from orchestrator.scheduler.progress import Progress, duration
-
-    Progress(PLAN, stream := io.StringIO()).note("a\x1b[2J\x07\u202eb\nc")
-    assert stream.getvalue().endswith("a\\x1b[2J\\x07\\u202eb\\nc\n")
-    assert [duration(seconds) for seconds in (3, 65, 3725)] == ["3s", "1m05s", "1h02m"]
-
-
-# The default matrix on a machine without history: planned, and what screening and confirmation took on two cores.
-COLD = [
-    ("check", 2.0, 0.33, None), ("kernel-test", 6.0, 4.3, None), ("tune", 40.0, 7.4, None),
-    ("kernel-bench", 90.0, 16.6, 33.4), ("kernel-bench", 30.0, 17.9, 16.8), ("serve", 36.0, 17.0, 16.3),
-    ("serve", 108.0, 22.5, 42.0),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("slow", [1.0, 3.0])
-def test_the_time_left_is_not_told_too_short_by_cells_of_another_kind(slow):
-    cells = [PlannedCell(f"c{n}", kind, "", {}, "", 1.0, estimate_s=row[0]) for n, (kind, *row) in enumerate(COLD)]
-    left = Remaining(replace(PLAN, cells=tuple(cells)))
-    steps = [(cell, row[2]) for cell, row in zip(cells, COLD, strict=True)]
-    steps += [(cell, row[3]) for cell, row in zip(cells, COLD, strict=True) if row[3] is not None]
-    real = slow * sum(seconds for _, seconds in steps)
-    assert left.seconds() == 312.0
-    for at, (cell, seconds) in enumerate(steps):
-        left.spent(cell, slow * seconds)
-        real -= slow * seconds
-        if not any(other is cell for other, _ in steps[at + 1 :]):
-            left.finished(cell, "PASSED")
-        if slow == 1.0:
-            assert 0.6 * real <= left.seconds() <= 2.0 * real + 10.0
-        elif at == 2:
-            assert left.seconds() > 260.0  # the kinds to come are not as far below their plan as tuning was
-    assert left.seconds() == 0.0
-
-
-def test_the_time_left_of_a_pool_is_shared_by_its_slots():
-    cells = tuple(PlannedCell(f"c{n}", "serve", "", {}, "", 1.0, pool="p", estimate_s=10.0) for n in range(6))
-    plan = replace(PLAN, cells=cells, pools=(PoolSpec("p", "cpu", slots=4), PoolSpec("q", "cpu")))
-    left = Remaining(plan)
-    assert left.seconds() == 15.0
-    left.spent(cells[0], 20.0)
-    left.finished(cells[0], "FAILED")
-    assert left.seconds() == 12.5
-    left.spent(cells[1], 20.0)
-    left.finished(cells[1], "PASSED")
-    assert left.seconds() == 20.0
-
-
-def test_a_control_that_confirms_does_not_stretch_what_the_others_are_thought_to_take():
-    compare = ComparePolicy("a", "b", screen=5, confirm=60)
-    control, *rest = (
-        PlannedCell(f"c{n}", "serve", "", {}, "", 1.0, pool="p", control=n == 0, estimate_s=whole, screen_s=10.0)
-        for n, whole in enumerate((10.0, 130.0, 130.0))
-    )
-    left = Remaining(replace(PLAN, cells=(control, *rest), compare=compare, pools=(PoolSpec("p", "cpu"),)))
-    for cell in (control, *rest):
-        left.owes(cell, "screen")
-    assert left.seconds() == 270.0
-    left.spent(control, 10.0)
-    left.owes(control, "confirm")
-    assert left.seconds() == 120.0 + 260.0  # its own confirmation is known of as soon as it is owed
-    left.spent(control, 120.0)
-    left.finished(control, "PASSED")
-    assert left.seconds() == 260.0
-    left.spent(rest[0], 10.0)  # and one that stops after its screening does not shrink them
-    left.finished(rest[0], "PASSED")
-    assert left.seconds() == 130.0
-
-
-def test_a_resumed_confirmation_is_not_thought_to_screen_again():
-    cell = PlannedCell("c0", "serve", "", {}, "", 1.0, pool="p", estimate_s=130.0, screen_s=10.0)
-    plan = replace(PLAN, cells=(cell,), compare=ComparePolicy("a", "b"), pools=(PoolSpec("p", "cpu"),))
-    left = Remaining(plan)
-    left.owes(cell, "confirm")
-    assert left.seconds() == 120.0
-
-
-def test_the_next_stage_does_not_read_like_a_retry():
-    import io
-
-    from orchestrator.scheduler.progress import Progress
-    from orchestrator.scheduler.todo import host_slot
-
-    progress = Progress(PLAN, stream := io.StringIO())
-    progress.started(PLAN.cells[0], "confirm", 2, host_slot())
-    assert stream.getvalue().endswith(" confirm on host/0\n")
-    progress.started(PLAN.cells[0], "confirm", 3, host_slot(), again=True)
-    assert stream.getvalue().endswith(" confirm on host/0, again (attempt 3)\n")
-
-
-def test_a_resumed_run_counts_what_was_finished_before():
-    import io
-
-    from orchestrator.scheduler.progress import Progress
-
-    progress = Progress(PLAN, stream := io.StringIO())
-    progress.kept(PLAN.cells[0])
-    progress.begins()
-    assert stream.getvalue().endswith("]   1 cell to do\n")
-    progress.finished(PLAN.cells[1], "PASSED", "")
-    assert "[2/2]" in stream.getvalue()
-    Progress(replace(PLAN, cells=(replace(PLAN.cells[0], estimate_s=90.0),)), stream).begins()
-    assert stream.getvalue().endswith("]   1 cell to do, about 1m30s\n")
-
-
-def test_a_terminal_gets_a_bar_and_a_file_gets_lines():
-    import io
-
-    from orchestrator.scheduler.progress import Progress
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    for stream in (io.StringIO(), Terminal()):
-        progress = Progress(PLAN, stream)
-        progress.finished(PLAN.cells[0], "PASSED", "")
-        assert ("1 of 2 cells" in stream.getvalue()) == stream.isatty()
-        progress.close()
-        progress.note("after")
-        assert stream.getvalue().endswith("after\n")
 
 
 @pytest.mark.parametrize(
