@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +26,7 @@ __all__ = ["register", "run"]
 
 _DEFAULT_TARGETS = "sm_90,sm_100,gfx942,gfx950"
 _MOST_JOBS = 1024
+_SHOWN = 10  # of what did not come out well
 
 
 def register(app: typer.Typer) -> None:
@@ -94,7 +96,11 @@ def run(*, targets: str = _DEFAULT_TARGETS, configs: Path | None = None, files: 
     counted = ", ".join(f"{count} {status}" for status, count in _counts(rows).items())
     what = "kernels" if configs is None and files is None else "entries of config files"
     print(f"{what} for {', '.join(names)}: {counted}", file=sys.stderr)
-    return Exit.REGRESSION if any(row["status"] in ("failed", "crashed") for row in rows) else Exit.OK
+    bad = [row for row in rows if _outcome(row) not in ("ok", "skipped")]
+    print("".join(f"  {_said(row)}\n" for row in bad[:_SHOWN]), end="", file=sys.stderr)
+    if len(bad) > _SHOWN:
+        print(f"  and {len(bad) - _SHOWN} more (--out or --json has all)", file=sys.stderr)
+    return Exit.REGRESSION if bad else Exit.OK
 
 
 def _named(words: str) -> list[str]:
@@ -135,11 +141,20 @@ def _named_config(path: Path, field: str) -> Path:
     return path
 
 
+def _outcome(row: dict[str, Any]) -> str:
+    """What became of a row: its status, or `over-shared` where what was compiled cannot be launched."""
+    return "over-shared" if row["status"] == "ok" and row.get("fits") is False else str(row["status"])
+
+
+def _said(row: dict[str, Any]) -> str:
+    """A row that is not well, in a line: which, and why."""
+    size = "" if row.get("batch_size") is None else f", M={row['batch_size']}"
+    why = row.get("error") or f"{row['shared']:,} bytes of shared memory are more than the target has"
+    return f"{row.get('file') or row.get('variant') or row.get('kernel')}{size} for {row.get('target')}: {why}"
+
+
 def _counts(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for row in rows:
-        counts[row["status"]] = counts.get(row["status"], 0) + 1
-    return counts
+    return dict(Counter(map(_outcome, rows)))
 
 
 def _progress(quiet: bool) -> Any:

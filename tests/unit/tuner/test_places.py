@@ -247,6 +247,16 @@ def test_compile_has_a_row_for_what_nothing_can_be_launched_with(tmp_path: Path)
     ]
 
 
+def test_compile_names_what_does_not_fit_the_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "E=8,N=64,device_name=NVIDIA_H200.json"
+    path.write_text(json.dumps({"1": TILE, "64": {**TILE, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 256, "num_stages": 8}}))
+    code = compile_configs(targets="sm_90", configs=tmp_path, out=tmp_path / "facts.json")
+    assert (code, json.loads((tmp_path / "facts.json").read_text())["counts"]) == (1, {"ok": 1, "over-shared": 1})
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"  {path}, M=64 for sm_90: ")
+    assert said.endswith(" bytes of shared memory are more than the target has")
+
+
 @pytest.mark.parametrize("content", ["[1]", "{}", "", "3"])
 def test_compile_names_a_file_that_holds_no_configs(tmp_path: Path, content: str) -> None:
     path = tmp_path / "E=8,N=64,device_name=NVIDIA_H200.json"
