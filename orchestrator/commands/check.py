@@ -173,16 +173,21 @@ def _ensure_checked(roots: tuple[Path, ...], files: list[Path], inside: str) -> 
 
 
 def _only(result: CheckResult, files: list[Path]) -> CheckResult:
-    """What concerns the given files and the other projection of each; everything where none is given."""
+    """What concerns the given files, the other projection of each and the sidecars; everything where none is given."""
     from dataclasses import replace
+
+    from moegate.records.provenance import SUFFIX
 
     if not files:
         return result
-    wanted: set[Path] = set()
+    configs: set[Path] = set()
     for path in files:
-        stem = path.name.removesuffix(".json").removesuffix("_down")
-        wanted |= {path.resolve(), *((path.parent / f"{stem}{end}.json").resolve() for end in ("", "_down"))}
-    return replace(result, findings=tuple(f for f in result.findings if Path(f.file).resolve() in wanted))
+        stem = path.name.removesuffix(SUFFIX).removesuffix(".json").removesuffix("_down")
+        configs |= {(path.parent / f"{stem}{end}.json").resolve() for end in ("", "_down")}
+    wanted = configs | {path.with_name(path.name.removesuffix(".json") + SUFFIX) for path in configs}
+    wanted |= {path.resolve() for path in files}
+    found = tuple(f for f in result.findings if Path(f.file).resolve() in wanted)
+    return replace(result, findings=found, files=sum(path.is_file() for path in configs))
 
 
 def _write(result: CheckResult, sarif: Path | None, out: Path | None) -> None:

@@ -255,6 +255,8 @@ def test_a_named_file_that_nothing_looks_at_is_refused(repo: Any, tmp_path: Path
         assert f"{words[-1]}: is no tuned config" in done.stderr
     done = orchestrator("check", sidecar, "--json", cwd=repo.root)
     assert document(done)["counts"] == {"stale-provenance": 1}  # as pre-commit passes them: a sidecar is checked too
+    done = orchestrator("check", config, "--json", cwd=repo.root)  # and with its config; files are both projections
+    assert (document(done)["counts"], document(done)["files"]) == ({"stale-provenance": 1}, 2)
 
 
 def test_several_models_and_devices_in_a_row(repo: Any) -> None:
