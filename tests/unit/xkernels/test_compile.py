@@ -81,7 +81,8 @@ def test_configs_of_a_folder_and_a_target_without_a_compiler(tmp_path: Path) -> 
     single = {**good, "BLOCK_SIZE_M": 1}
     (folder / name).write_text(json.dumps({"1": good, "2": good, "4": single, "64": large}))
     (folder / "E=64,N=896,device_name=NVIDIA_H200,dtype=int4_w4a16.json").write_text(json.dumps({"1": good}))
-    document = compiled(tmp_path, "sm_90,bmg", "all", str(tmp_path / "configs"))
+    document = compiled(tmp_path, "sm_90,bmg", "all", str(tmp_path / "configs"), code=1)
+    assert document["counts"] == {"skipped": 1, "ok": 3, "over-shared": 1}
     rows = {(Path(row["file"]).name, row["batch_size"], row["target"]): row for row in document["facts"]}
     assert rows[name, 1, "sm_90"]["status"] == "ok"
     assert rows[name, 1, "sm_90"]["shared"] == rows[name, 2, "sm_90"]["shared"]
