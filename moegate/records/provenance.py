@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["SUFFIX", "ConfigTiming", "Provenance", "sidecar_name"]
+__all__ = ["SUFFIX", "ConfigTiming", "Provenance", "config_name", "sidecar_name"]
 
 SUFFIX = ".provenance.json"
 
 
-def sidecar_name(config_name: str) -> str:
+def sidecar_name(config: str) -> str:
     """Return the sidecar's file name for a config file's name (`E=..json` -> `E=...provenance.json`)."""
-    return config_name.removesuffix(".json") + SUFFIX
+    return config.removesuffix(".json") + SUFFIX
+
+
+def config_name(name: str) -> str:
+    """The config file that a name stands for: itself, or the one whose sidecar it is."""
+    return name.removesuffix(SUFFIX) + ".json" if name.endswith(SUFFIX) else name
 
 
 @dataclass(frozen=True)

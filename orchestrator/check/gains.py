@@ -11,7 +11,7 @@ from moegate.configs import ConfigKey, parse_name
 from moegate.configs.values import is_batch_size
 from moegate.errors import UsageError
 from moegate.records import Provenance, read
-from moegate.records.provenance import SUFFIX
+from moegate.records.provenance import SUFFIX, config_name
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def read_gains(folders: Iterable[Path]) -> tuple[Gain, ...]:
 
 
 def _gain(path: Path) -> Gain | None:
-    parsed = parse_name(path.name.removesuffix(SUFFIX) + ".json")
+    parsed = parse_name(config_name(path.name))
     if parsed is None or not isinstance(parsed.key, ConfigKey):
         return None
     try:

@@ -158,13 +158,12 @@ def _ensure_checked(roots: tuple[Path, ...], files: list[Path], inside: str) -> 
         UsageError: naming the file.
     """
     from moegate.errors import UsageError
-    from moegate.records.provenance import SUFFIX
+    from moegate.records.provenance import config_name
     from orchestrator.check.trees import files_below
 
     known = {found.resolve() for root in roots for found in files_below(root)} if files else set()
     for path in files:
-        config = path.with_name(path.name.removesuffix(SUFFIX) + ".json") if path.name.endswith(SUFFIX) else path
-        if config.resolve() not in known:
+        if path.with_name(config_name(path.name)).resolve() not in known:
             raise UsageError(
                 f"is no tuned config{inside}: the check does not look at it",
                 file=path,
@@ -176,15 +175,15 @@ def _only(result: CheckResult, files: list[Path]) -> CheckResult:
     """What concerns the given files, the other projection of each and the sidecars; everything where none is given."""
     from dataclasses import replace
 
-    from moegate.records.provenance import SUFFIX
+    from moegate.records.provenance import config_name, sidecar_name
 
     if not files:
         return result
     configs: set[Path] = set()
     for path in files:
-        stem = path.name.removesuffix(SUFFIX).removesuffix(".json").removesuffix("_down")
+        stem = config_name(path.name).removesuffix(".json").removesuffix("_down")
         configs |= {(path.parent / f"{stem}{end}.json").resolve() for end in ("", "_down")}
-    wanted = configs | {path.with_name(path.name.removesuffix(".json") + SUFFIX) for path in configs}
+    wanted = configs | {path.with_name(sidecar_name(path.name)) for path in configs}
     wanted |= {path.resolve() for path in files}
     found = tuple(f for f in result.findings if Path(f.file).resolve() in wanted)
     return replace(result, findings=found, files=sum(path.is_file() for path in configs))
