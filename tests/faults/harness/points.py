@@ -13,6 +13,7 @@ operating system, counts the points as they are passed, and at the chosen one do
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import sys
@@ -137,8 +138,8 @@ def _around_rename(points: Points, rename: Callable[..., None]) -> Callable[...,
 
 
 def _kind(line: bytes) -> str:
-    """The kind of a journal line, from its text."""
-    return line.partition(b'"kind":"')[2].partition(b'"')[0].decode() or "?"
+    """The kind of the entry that a journal line is; its data may have a field of that name too."""
+    return str(json.loads(line)["kind"])
 
 
 def _name(path: Path) -> str:
