@@ -14,7 +14,7 @@ from moegate.configs.engines import EngineLookup, engine_of
 from moegate.configs.values import Engine
 from moegate.errors import UsageError
 from moegate.families import FAMILIES, Family
-from moegate.paths import config_root
+from moegate.paths import config_root, is_folder
 from moegate.records.findings import CheckResult, Finding
 from orchestrator.check.base import Base, open_base
 from orchestrator.check.compare import compare_folders, differ
@@ -27,7 +27,7 @@ from orchestrator.check.ops import check_op
 from orchestrator.check.optable import OPS
 from orchestrator.check.rules import RULES, finding, texts
 from orchestrator.check.targets import Compiled, target_findings
-from orchestrator.check.trees import ConfigFolder, entries, find_folders, moe_folder, op_files
+from orchestrator.check.trees import LOOKED_FOR, ConfigFolder, entries, find_folders, is_empty, moe_folder, op_files
 from orchestrator.check.upgrade import upgrade_findings
 from orchestrator.check.whole import directory_finding, duplicate_findings, pair_findings, provenance_findings
 
@@ -89,6 +89,7 @@ def run_check(options: Options) -> CheckResult:
         if options.base is not None:
             wanted = [*roots, *options.models, *([lock] if lock else []), *_table_file(options)]
             base = stack.enter_context(open_base(options.base, wanted, state.start))
+        _ensure_found(options.configs, base)
         models = _models(state, base)
         cells: tuple[Cell, ...] = ()
         for root in roots:
@@ -109,6 +110,23 @@ def run_check(options: Options) -> CheckResult:
         accepted,
         {**_detail(options), "unchecked": dict(sorted(state.others.items())), "compiled": _compiled(state)},
     )
+
+
+def _ensure_found(named: tuple[Path, ...], base: Base | None) -> None:
+    """Refuse a folder that somebody named and that holds nothing to check: that nothing is wrong there misleads.
+
+    One that the base has files in is none of these: they are gone, and that is a finding.
+
+    Raises:
+        UsageError: naming the folder and what was looked for.
+    """
+    for root in named:
+        before = None if base is None else base.locate(root)
+        if is_empty(root) and (before is None or not is_folder(before) or is_empty(before)):
+            raise UsageError(
+                f"holds no config file: looked for {LOOKED_FOR}", file=root, field="--configs",
+                fix="name the folder that holds them, or a repository that does",
+            )  # fmt: skip
 
 
 def _order(item: Finding) -> tuple[int, int, str, int]:

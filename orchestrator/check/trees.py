@@ -17,6 +17,11 @@ from orchestrator.check.optable import op_of
 _SKIP = frozenset({".git", ".venv", "node_modules", "__pycache__", "build", "dist"})
 _MAX_DEPTH = 10
 _MARKS = ("E=", "N=")
+LOOKED_FOR = (
+    "E=..,N=..,device_name=..[..].json or N=..,K=..,device_name=..[..].json, in it, in triton_X_Y_Z/, or in such a "
+    "folder further down"
+)
+"""What `find_folders` seeks, in words."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,15 @@ def files_below(root: Path) -> Iterator[Path]:
     for folder in find_folders(root):
         yield from (entry.path for entry in entries(folder) if entry.kind == "file")
     yield from (entry.path for _, entry in op_files(root))
+
+
+def is_empty(root: Path) -> bool:
+    """Whether no rule has anything to look at in `root`: no config file, and no directory that should hold some.
+
+    Raises:
+        UsageError: `root` is no folder.
+    """
+    return not any(any(entries(folder)) for folder in find_folders(root)) and not any(op_files(root))
 
 
 def _plain_version(name: str) -> bool:

@@ -29,7 +29,7 @@ Models = Annotated[
 ]
 Devices = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME", help="Devices to cover; default: those with a file.", callback=given),
+    typer.Option(metavar="NAME", help="With --models: devices to cover; default: those with a file.", callback=given),
 ]
 
 _EXAMPLE = """\b
@@ -47,18 +47,24 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
+    context: typer.Context,
     files: Files = None,
     configs: Configs = None,
     engine: Annotated[str, typer.Option(help="Whose lookup rules apply: moegate, sglang or vllm.")] = "moegate",
     models: Models = None,
     devices: Devices = None,
-    tp: Annotated[str, typer.Option(help="Tensor-parallel sizes to cover, such as 1,2,4.")] = "1",
-    ep: Annotated[str, typer.Option(help="Expert-parallel sizes to cover.")] = "1",
+    tp: Annotated[str, typer.Option(help="With --models: tensor-parallel sizes to cover, such as 1,2,4.")] = "1",
+    ep: Annotated[str, typer.Option(help="With --models: expert-parallel sizes to cover.")] = "1",
     dtype: Annotated[
         list[str] | None,
-        typer.Option(help="Dtypes to cover (bfloat16, float32, fp8_w8a8); default: each model's own.", callback=given),
+        typer.Option(
+            help="With --models: dtypes to cover (bfloat16, float32, fp8_w8a8); default: each model's own.",
+            callback=given,
+        ),
     ] = None,
-    backend: Annotated[str, typer.Option(help="The MoE backend that will be asked for.", callback=given)] = "auto",
+    backend: Annotated[
+        str, typer.Option(help="With --models: the MoE backend that will be asked for.", callback=given)
+    ] = "auto",
     base: Annotated[
         str | None,
         typer.Option(metavar="DIR|git:REF", help="Compare with a directory or a git revision.", callback=given),
@@ -88,6 +94,7 @@ def check(
     """Check config files, model configs and dispatch; exit 1 on any error."""
     from orchestrator.check.run import Options, run_check
 
+    _ensure_companions(context)
     changed, more_models, more_devices = _sort_out(files or [], bool(models), bool(devices))
     options = Options(
         configs=tuple(configs or ()),
@@ -110,6 +117,35 @@ def check(
     _write(result, sarif, out)
     _print(result, as_json=as_json, github=github, limit=limit)
     raise typer.Exit(1 if result.failed else 0)
+
+
+_COMPANIONS = {
+    "devices": "models",
+    "tp": "models",
+    "ep": "models",
+    "dtype": "models",
+    "backend": "models",
+    "only_new": "base",
+}
+"""Options that count with another one alone."""
+
+
+def _ensure_companions(context: typer.Context) -> None:
+    """Refuse an option that would be ignored: whoever gives it takes what passes for checked.
+
+    Raises:
+        UsageError: naming the option and the one that it needs.
+    """
+    from moegate.errors import UsageError
+
+    spelled = {param.name: param.opts[0] for param in context.command.params}
+    for name, needed in _COMPANIONS.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and not context.params[needed]:
+            raise UsageError(
+                f"counts only with {spelled[needed]}", field=spelled[name],
+                fix=f"give {spelled[needed]} too, or leave {spelled[name]} out",
+            )  # fmt: skip
 
 
 def _sort_out(words: list[Path], models: bool, devices: bool) -> tuple[list[Path], list[Path], list[str]]:
