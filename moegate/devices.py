@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
@@ -239,11 +239,32 @@ def get(name: str) -> Device:
     """As `find`, but an unknown name is a UsageError that lists the nearest known ones."""
     device = find(name)
     if device is None:
-        close = difflib.get_close_matches(normalise(name), list(_by_name()), n=3, cutoff=0.5)
-        meant = tuple(known for known in near(name) if _names(name, known)) or close
-        hint = f"did you mean {', '.join(meant)}?" if meant else "`orchestrator doctor` prints the name of this device"
-        raise UsageError(f"unknown device {name!r}", field="device_name", fix=hint)
+        raise UsageError(f"unknown device {name!r}", field="device_name", fix=_hint(name))
     return device
+
+
+def ensure_asked(name: str, field: str, own: Collection[str] = ()) -> None:
+    """Let pass what may be a device: one that is known, one of `own`, or a new one, whose name tells its vendor.
+
+    Args:
+        name: what somebody typed. field: the option. own: names that the config files at hand carry.
+
+    Raises:
+        UsageError: any other word, and a known name in other capitals, which no driver reports; the nearest are named.
+    """
+    asked = normalise(name)
+    if is_reported(asked) or asked in own:
+        return
+    same = [known for known in _by_name() if known.casefold() == asked.casefold()]
+    if same or vendor_of(asked) is None:
+        fix = f"did you mean {same[0]}?" if same else _hint(name)
+        raise UsageError(f"unknown device {name!r:.80}", field=field, fix=fix)
+
+
+def _hint(name: str) -> str:
+    close = difflib.get_close_matches(normalise(name), list(_by_name()), n=3, cutoff=0.5)
+    meant = tuple(known for known in near(name) if _names(name, known)) or close
+    return f"did you mean {', '.join(meant)}?" if meant else "`orchestrator doctor` prints the name of this device"
 
 
 def lookup_names(name: str) -> tuple[tuple[str, Alias | None], ...]:

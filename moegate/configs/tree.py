@@ -159,6 +159,10 @@ class ConfigTree:
             for name in sorted(self.directories[directory]):
                 yield TreeFile(directory, name, parse_name(name))
 
+    def device_names(self) -> frozenset[str]:
+        """The devices that the files' names carry."""
+        return frozenset(item.parsed.key.device_name for item in self.files() if item.parsed is not None)
+
     def load(self, file: str) -> dict[int, dict[str, Value]]:
         """The contents of one file, read once."""
         if file not in self._loaded:
@@ -202,17 +206,21 @@ class ConfigTree:
         return Pair(self.resolve(key, "up", triton=triton), self.resolve(key, "down", triton=triton))
 
     def candidates(self, key: ConfigKey, projection: Projection = "up", limit: int = 8) -> tuple[Candidate, ...]:
-        """Files of the same shape for other devices of its vendor or for other dtypes, the device's kin first."""
+        """Files of the same shape for other devices of its vendor or for other dtypes, the device's kin first.
+
+        Where the name does not tell its vendor, those whose name does come last, and say so.
+        """
         vendor = devices.vendor_of(key.device_name)
         kin = [devices.normalise(key.device_name), *devices.near(key.device_name, limit=50)]
-        found: list[tuple[tuple[int, int, str], Candidate]] = []
+        found: list[tuple[tuple[bool, bool, int, str], Candidate]] = []
         for item in self.files():
             other = item.parsed
             if other is None or not isinstance(other.key, ConfigKey) or other.projection != projection or other.backend:
                 continue
             if (other.key.E, other.key.N) != (key.E, key.N):
                 continue
-            if vendor not in (None, devices.vendor_of(other.key.device_name)):
+            brand = devices.vendor_of(other.key.device_name)
+            if vendor not in (None, brand):
                 continue
             same_quant = replace(other.key, device_name=key.device_name) == key
             same_device = other.key.device_name == key.device_name
@@ -224,7 +232,9 @@ class ConfigTree:
                 if same_quant
                 else "same shape and device, other dtype"
             )
-            found.append(((0 if same_quant else 1, rank, item.path), Candidate(item.path, why)))
+            if brand != vendor:
+                why += f" ({brand}'s: {key.device_name} may be another vendor's)"
+            found.append(((brand != vendor, not same_quant, rank, item.path), Candidate(item.path, why)))
         return tuple(candidate for _, candidate in sorted(found, key=lambda pair: pair[0])[:limit])
 
     def _spellings(self, key: ConfigKey, projection: Projection) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moegate import devices
@@ -9,11 +11,21 @@ from moegate.configs.names import ConfigKey
 from moegate.configs.values import Engine
 from moegate.dispatch.engines import sglang, vllm
 from moegate.dispatch.model import Capabilities, DispatchRefused, Problem, Step
-from moegate.dispatch.select import select
+from moegate.dispatch.rows import rows_of
+from moegate.dispatch.select import AUTO, select
+from moegate.errors import UsageError
 from moegate.families import Layout
 
 # Enough to ask about any platform; the versions only have to be ones that the rows accept.
 _TORCH, _TRITON = "2.13.0", "3.8.0"
+_OP = "fused_experts"
+REQUESTS: Mapping[Engine, tuple[str, ...]] = {
+    "moegate": (AUTO, *dict.fromkeys(row.backend for row in rows_of(_OP))),
+    "sglang": sglang.REQUESTS,
+    "vllm": vllm.REQUESTS,
+}
+"""The MoE backends that each engine may be asked for."""
+
 _BY_PREFIX = (("NVIDIA", "cuda-sm90"), ("AMD", "rocm-gfx942"), ("Intel", "xpu-bmg"))
 
 
@@ -35,6 +47,19 @@ def platform_of(device_name: str) -> tuple[str | None, bool]:
         return device.platform, True
     name = devices.normalise(device_name)
     return next((platform for prefix, platform in _BY_PREFIX if name.startswith(prefix)), None), False
+
+
+def ensure_request(engine: Engine, request: str, field: str = "--backend") -> None:
+    """Refuse a word that names no MoE backend of `engine`: nothing can be said of it.
+
+    Raises:
+        UsageError: naming those that there are, first the one that may be meant.
+    """
+    known = REQUESTS[engine]
+    if request not in known:
+        meant = difflib.get_close_matches(request, known, n=1)
+        hint = f"did you mean {meant[0]}? There are" if meant else "one of"
+        raise UsageError(f"{engine} has no MoE backend {request!r:.60}", field=field, fix=f"{hint} {', '.join(known)}")
 
 
 def reachability(engine: Engine, layout: Layout, key: ConfigKey, request: str = "auto") -> Reach:
@@ -61,7 +86,7 @@ def _ours(layout: Layout, key: ConfigKey, request: str, platform: str, guess: st
     packages = frozenset({"sgl_kernel"}) if platform.startswith("xpu") else frozenset()
     caps = Capabilities(platform, _TORCH, _TRITON, interpreter=platform == "cpu", packages=packages)
     try:
-        selection = select("fused_experts", problem, caps, request)
+        selection = select(_OP, problem, caps, request)
     except DispatchRefused as refused:
         return Reach(False, refused.message, platform, "refused", refused.chain)
     if selection.resolved == "triton":

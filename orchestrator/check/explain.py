@@ -13,7 +13,7 @@ from moegate.configs import ConfigKey, ConfigTree, Pair, Resolution, format_name
 from moegate.configs.engines import EngineRaises, engine_of, resolve
 from moegate.configs.names import Projection
 from moegate.configs.values import Engine
-from moegate.dispatch.reach import reachability
+from moegate.dispatch.reach import ensure_request, reachability
 from moegate.errors import UsageError
 from moegate.families import Layout, load_layout
 from moegate.paths import config_root
@@ -41,9 +41,11 @@ def answer(question: Question) -> dict[str, Any]:
     """The document that `explain --json` prints.
 
     Raises:
-        UsageError: unknown engine, a bad model config, sizes that do not divide, no device or Triton to ask about.
+        UsageError: unknown engine or backend, a bad model config, sizes that do not divide, no device or Triton to ask
+            about, or a device that is none.
     """
     engine = engine_of(question.engine)
+    ensure_request(engine.name, question.backend)
     layout = load_layout(question.model)
     here = installed()
     device = question.device or here["device"]
@@ -56,6 +58,8 @@ def answer(question: Question) -> dict[str, Any]:
         raise UsageError("no Triton is named and none is installed", field="--triton", fix="name one, such as 3.8.0")
     parse_version(triton)
     root = _root(question.configs, engine.name)
+    if question.device is not None:  # what the driver here reports is a device, known or not
+        devices.ensure_asked(question.device, "--device", ConfigTree(root).device_names())
     key = layout.key(
         device,
         tp=question.tp,

@@ -9,9 +9,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moegate.configs import parse_directory, parse_version
+from moegate import devices
+from moegate.configs import parse_directory, parse_name, parse_version
 from moegate.configs.engines import EngineLookup, engine_of
 from moegate.configs.values import Engine
+from moegate.dispatch.reach import ensure_request
 from moegate.errors import UsageError
 from moegate.families import FAMILIES, Family
 from moegate.paths import config_root, is_folder
@@ -27,7 +29,16 @@ from orchestrator.check.ops import check_op
 from orchestrator.check.optable import OPS
 from orchestrator.check.rules import RULES, finding, texts
 from orchestrator.check.targets import Compiled, target_findings
-from orchestrator.check.trees import LOOKED_FOR, ConfigFolder, entries, find_folders, is_empty, moe_folder, op_files
+from orchestrator.check.trees import (
+    LOOKED_FOR,
+    ConfigFolder,
+    entries,
+    files_below,
+    find_folders,
+    is_empty,
+    moe_folder,
+    op_files,
+)
 from orchestrator.check.upgrade import upgrade_findings
 from orchestrator.check.whole import directory_finding, duplicate_findings, pair_findings, provenance_findings
 
@@ -90,6 +101,7 @@ def run_check(options: Options) -> CheckResult:
             wanted = [*roots, *options.models, *([lock] if lock else []), *_table_file(options)]
             base = stack.enter_context(open_base(options.base, wanted, state.start))
         _ensure_found(options.configs, base)
+        _ensure_asked(options, state.engine.name, roots)
         models = _models(state, base)
         cells: tuple[Cell, ...] = ()
         for root in roots:
@@ -127,6 +139,21 @@ def _ensure_found(named: tuple[Path, ...], base: Base | None) -> None:
                 f"holds no config file: looked for {LOOKED_FOR}", file=root, field="--configs",
                 fix="name the folder that holds them, or a repository that does",
             )  # fmt: skip
+
+
+def _ensure_asked(options: Options, engine: Engine, roots: tuple[Path, ...]) -> None:
+    """Refuse devices and backends that are none: every answer about them would be `default`.
+
+    Raises:
+        UsageError: naming what may be meant.
+    """
+    ensure_request(engine, options.backend)
+    carried: set[str] = set()
+    for root in roots if options.devices else ():
+        names = (parse_name(path.name) for path in files_below(root))
+        carried |= {name.key.device_name for name in names if name is not None}
+    for device in options.devices:
+        devices.ensure_asked(device, "--devices", carried)
 
 
 def _order(item: Finding) -> tuple[int, int, str, int]:
@@ -293,9 +320,9 @@ def _coverage(
     if not models:
         return ()
     folder = moe_folder(root, options.engine)
-    devices = options.devices or tuple(sorted({f.parsed.key.device_name for f in facts if f.parsed} - {""}))
+    asked = options.devices or tuple(sorted({f.parsed.key.device_name for f in facts if f.parsed} - {""}))
     points = (options.tps, options.eps, options.dtypes, options.backend)
-    ask = Ask(devices, options.triton or _newest(folder), options.engine, *points)
+    ask = Ask(asked, options.triton or _newest(folder), options.engine, *points)
     try:
         cells = cover(folder, models, ask, gains)
         if before is not None:

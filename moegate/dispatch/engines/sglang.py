@@ -8,6 +8,14 @@ from moegate.dispatch.engines.watch import Watched
 from moegate.dispatch.model import Step
 from moegate.families import Layout
 
+REQUESTS: tuple[str, ...] = (
+    "auto", "deep_gemm", "triton", "triton_kernel", "flashinfer_trtllm", "experimental_sgl_trtllm",
+    "flashinfer_trtllm_routed", "flashinfer_cutlass", "flashinfer_mxfp4", "flashinfer_cutedsl", "flashinfer_megamoe",
+    "cutlass", "aiter", "marlin", "humming", "experimental_sgl_marlin", "lora_cutedsl", "lora_triton", "lora_marlin",
+    "hpc_ops", "megamoe", "intel_xpu",
+)  # fmt: skip
+"""What `--moe-runner-backend` takes."""
+
 _DEEPSEEK = frozenset(
     {
         "DeepseekV2ForCausalLM",

