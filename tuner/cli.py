@@ -65,7 +65,11 @@ def tune(
     effort: Annotated[str, typer.Option(help="quick, full or exhaustive.")] = "full",
     batch_sizes: Sizes = "",
     budget: Annotated[
-        str | None, typer.Option(help="Time for all of it, such as 45s or 3m; most goes to the search.")
+        str | None,
+        typer.Option(
+            help="Time for all of it: 45s, 3m or 1h30m (a bare number is seconds). Most goes to the search; what that "
+            "leaves out is listed at the end."
+        ),
     ] = None,
     engine: Engine = "moegate",
     strategy: Annotated[str, typer.Option(help="racing, exhaustive or random.")] = "racing",

@@ -34,7 +34,7 @@ from tuner.problem import Problem, Projection
 from tuner.progress import Progress, Watched
 from tuner.spaces import Space, space_for
 from tuner.strategies import strategy
-from tuner.strategies.base import Arena, Findings, Strategy, Task
+from tuner.strategies.base import Arena, Cut, Findings, Strategy, Task
 
 __all__ = ["TuneOptions", "TuneResult", "device_name_of", "gain_words", "tune"]
 
@@ -78,7 +78,8 @@ class TuneResult:
 
     `files` are all files written; `seconds` the wall time of each stage, `spent` what the measuring and the finals
     child and the wait for compiles took of it. `compiled_late` names kernels that the measuring child had to compile,
-    `failed` batch sizes at which no config runs and computes the right thing, with the reason.
+    `failed` batch sizes at which no config runs and computes the right thing, with the reason, `cut` those whose search
+    the budget ended.
     """
 
     finals: tuple[Final, ...]
@@ -95,6 +96,7 @@ class TuneResult:
     spent: dict[str, float] = field(default_factory=dict)
     compiled_late: tuple[str, ...] = ()
     failed: dict[int, str] = field(default_factory=dict)
+    cut: dict[int, Cut] = field(default_factory=dict)
 
 
 def device_name_of(hello: dict[str, Any]) -> str:
@@ -163,6 +165,7 @@ def tune(options: TuneOptions) -> TuneResult:
     return TuneResult(
         tuple(played), findings, tuple(files), setting.identity, dict(live.hello["versions"]), setting.interpreted,
         clock.seconds, counts, errors, findings.complete, origin, spent, tuple(live.compiled_late), failed,
+        findings.cut,
     )  # fmt: skip
 
 

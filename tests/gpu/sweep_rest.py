@@ -12,7 +12,7 @@ from typing import Any
 from tuner.config import Config
 from tuner.problem import Problem, Projection
 from tuner.replay import Recorded
-from tuner.strategies.base import Arena, Findings, Request, Runner, Task, Unit, choose
+from tuner.strategies.base import Arena, Cut, Findings, Request, Runner, Task, Unit, choose
 
 __all__ = ["HOW", "Likely", "Rest"]
 
@@ -59,7 +59,9 @@ class _Sweep:
 
     def _findings(self, task: Task, whole: bool) -> Findings:
         choices = {size: choice for size, arena in self.arenas.items() if (choice := choose(arena, 3)) is not None}
-        return Findings(choices, self.arenas, whole)
+        asked = [(p, config) for config in task.candidates() for p in task.projections]
+        cut = {} if whole else {size: Cut.of("", asked, arena) for size, arena in self.arenas.items()}
+        return Findings(choices, self.arenas, cut)
 
     def _ask(
         self,

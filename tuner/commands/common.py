@@ -21,8 +21,9 @@ __all__ = ["INTERPRETED", "interpreter_of", "parse_budget", "parse_sizes", "prin
 INTERPRETED = "Triton's interpreter: these times say nothing about hardware"
 """What every command says with times that are not those of a device."""
 
-_BUDGET = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(s|m|min|h)?")
-_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_NUMBER = r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*"
+_BUDGET = re.compile(rf"(?:{_NUMBER}d)?\s*(?:{_NUMBER}h)?\s*(?:{_NUMBER}m(?:in)?)?\s*(?:{_NUMBER}s)?")
+_SECONDS = (86400.0, 3600.0, 60.0, 1.0)
 
 
 def parse_sizes(text: str, default: Sequence[int] = BATCH_SIZES) -> tuple[int, ...]:
@@ -43,13 +44,16 @@ def parse_sizes(text: str, default: Sequence[int] = BATCH_SIZES) -> tuple[int, .
 
 
 def parse_budget(text: str | None) -> float | None:
-    """`45s`, `3m`, `1.5h` or bare seconds; None for none. UsageError for anything else."""
+    """`45s`, `3m`, `1h30m` as in a matrix, `1.5h` or bare seconds; None for none. UsageError for anything else."""
     if text is None:
         return None
-    match = _BUDGET.fullmatch(text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise UsageError(f"{text!r:.40} is no duration", field="--budget", fix="write it as 45s, 3m or 1.5h")
-    return float(match[1]) * _UNITS[match[2] or "s"]
+    word = text.strip()
+    match = _BUDGET.fullmatch(f"{word}s" if re.fullmatch(_NUMBER, word) else word)
+    parts = () if match is None else match.groups()
+    total = sum(float(part or 0) * unit for part, unit in zip(parts, _SECONDS, strict=False))
+    if total <= 0:
+        raise UsageError(f"{text!r:.40} is no duration", field="--budget", fix="write it as 45s, 3m or 1h30m")
+    return total
 
 
 def interpreter_of(text: str | None) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
@@ -107,6 +109,8 @@ def _summary(options: TuneOptions, done: TuneResult) -> dict[str, Any]:
         "engine": options.engine,
         "effort": options.effort,
         "complete": done.complete,
+        "budget_s": options.budget_s,
+        "cut": {str(size): asdict(cut) for size, cut in sorted(done.cut.items())},
         "seconds": done.seconds,
         "wall_s": round(sum(done.seconds.values()), 2),
         "counts": done.counts,
@@ -133,6 +137,8 @@ def _print(options: TuneOptions, done: TuneResult) -> None:
         print(f"{final.batch_size:>6} {times}  {words}{mark}")
     for size, why in sorted(done.failed.items()):
         print(f"{size:>6} has no config: {why}")
+    for line in _cut_words(options, done):
+        print(line)
     for path in done.files:
         print(f"wrote {path}")
     counts = done.counts
@@ -140,3 +146,14 @@ def _print(options: TuneOptions, done: TuneResult) -> None:
         f"{counts['evaluations']} configs tried, in {counts['measured']} measurements now and {counts['reused']} from "
         f"the journal, in {duration(sum(done.seconds.values()))}"
     )
+
+
+def _cut_words(options: TuneOptions, done: TuneResult) -> Iterator[str]:
+    """What the budget left out, so that nobody takes the table above for a whole search's."""
+    if not done.cut:
+        return
+    budget = duration(options.budget_s or 0.0)
+    yield f"the budget of {budget} cut the search short; measured of the candidates asked for:"
+    for size, cut in sorted(done.cut.items()):
+        counted = ", ".join(f"{p} {cut.measured[p]} of {asked}" for p, asked in cut.asked.items())
+        yield f"{size:>6} {counted}" + (f"; came to: {cut.stage}" if cut.stage else "")

@@ -26,7 +26,7 @@ from tuner.emit import Origin, emit_all, ensure_places
 from tuner.finals import Final
 from tuner.pipeline import TuneOptions, TuneResult, device_name_of
 from tuner.ray.masks import assert_distinct, child_mask, groups_for
-from tuner.strategies.base import Findings
+from tuner.strategies.base import Cut, Findings
 
 __all__ = ["lease_argv", "prove", "run_leases", "tune_on_cluster"]
 
@@ -206,6 +206,7 @@ def _merged(options: TuneOptions, records: list[Measurement]) -> TuneResult:
     return TuneResult(
         tuple(finals), Findings({}, {}), tuple(files), device, first.environment, first.interpreter, seconds, counts,
         errors, all(record.detail["complete"] for record in records), origin, failed=_failed(records),
+        cut={int(size): Cut(**row) for record in records for size, row in record.detail["cut"].items()},
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "ERRORS",
     "Arena",
     "Choice",
+    "Cut",
     "ErrorClass",
     "Findings",
     "Outcome",
@@ -256,12 +257,44 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """How far the search of one batch size had come when the deadline ended it.
+
+    Attributes:
+        stage: the last one that it had come to; empty before the first.
+        asked: candidates of each projection that it had asked for. What it would have asked for next nobody knows.
+        measured: how many of those were answered.
+    """
+
+    stage: str
+    asked: dict[Projection, int]
+    measured: dict[Projection, int]
+
+    @staticmethod
+    def of(stage: str, asked: Collection[tuple[Projection, Config]], arena: Arena) -> Cut:
+        """Count what was asked for and what `arena` has of it."""
+        counts = [
+            {p: sum(q == p for q, _ in found) for p in arena.projections}
+            for found in (asked, [*arena.samples, *arena.errors])
+        ]
+        return Cut(stage, *counts)
+
+
+@dataclass(frozen=True)
 class Findings:
-    """The end of a search. `evaluations` counts distinct (unit) measurements, `arenas` holds every time."""
+    """The end of a search. `evaluations` counts distinct (unit) measurements, `arenas` holds every time.
+
+    `cut` has the batch sizes whose search the deadline ended before it was through.
+    """
 
     choices: dict[int, Choice]
     arenas: dict[int, Arena]
-    complete: bool = True
+    cut: dict[int, Cut] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether no batch size was cut short."""
+        return not self.cut
 
     @property
     def evaluations(self) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tuner.config import Config
+from tuner.problem import Projection
 from tuner.strategies.base import Arena, Request, Runner, Task
 
 __all__ = ["Field", "Step", "Wait"]
@@ -37,7 +39,7 @@ class Field:
     """Drives races until all of them ended, or the task's deadline has come.
 
     What a race asks for depends on answers alone and not on their order, so that a search over a journal asks for the
-    same again.
+    same again. `asked` are the candidates that each race asked for.
     """
 
     def __init__(self, task: Task, runner: Runner, races: Mapping[int, Contestant]) -> None:
@@ -46,10 +48,12 @@ class Field:
         self._open: dict[int, int] = {}
         self._waiting: dict[int, Wait] = {}
         self._ended: set[int] = set()
+        self._left: set[int] = set()
         self._late = False
+        self.asked: dict[int, set[tuple[Projection, Config]]] = {size: set() for size in races}
 
-    def run(self) -> bool:
-        """Run to the end; False where the deadline cut races short."""
+    def run(self) -> list[int]:
+        """Run to the end; the batch sizes whose races the deadline cut short."""
         for size in self.races:
             self._advance(size)
         while self._open:
@@ -62,8 +66,8 @@ class Field:
                 self._advance(size)
             if self._is_late() and all(race.arena.joint() is not None for race in self.races.values()):
                 self.runner.cancel()
-                return False
-        return not self._late
+                break
+        return [size for size in self.races if size not in self._ended]
 
     def _is_late(self) -> bool:
         self._late = self._late or self.task.deadline()
@@ -73,7 +77,7 @@ class Field:
         """Let one race go on until it has asked for something, waits, or ends; then those that waited for it."""
         stage = self.races[size].stage
         self._move(size)
-        if self.races[size].stage == stage and size not in self._ended:
+        if self.races[size].stage == stage and not self._over_for_good(size):
             return
         for other, wait in list(self._waiting.items()):
             if other in self._waiting and size in wait.sizes and self._over(wait):
@@ -82,17 +86,22 @@ class Field:
 
     def _move(self, size: int) -> None:
         for step in self._steps[size]:
+            if self._over(step) if isinstance(step, Wait) else not step:
+                continue
             if self._is_late() and self.races[size].arena.joint() is not None:
-                break
-            if isinstance(step, Wait):
-                if not self._over(step):
-                    self._waiting[size] = step
-                    return
-            elif step:
+                self._left.add(size)
+            elif isinstance(step, Wait):
+                self._waiting[size] = step
+            else:
                 self._open[size] = len(step)
+                self.asked[size] |= {(request.unit.projection, request.unit.config) for request in step}
                 self.runner.submit(step)
-                return
+            return
         self._ended.add(size)
 
+    def _over_for_good(self, size: int) -> bool:
+        """Whether a race will come to no further stage: it ended, or was left because it is late."""
+        return size in self._ended or size in self._left
+
     def _over(self, wait: Wait) -> bool:
-        return all(size in self._ended or self.races[size].stage >= wait.stage for size in wait.sizes)
+        return all(self._over_for_good(size) or self.races[size].stage >= wait.stage for size in wait.sizes)

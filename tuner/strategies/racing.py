@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 
 from tuner.config import Config
 from tuner.problem import Projection
-from tuner.strategies.base import RIVAL, Arena, Choice, Findings, Request, Runner, Task, Unit, choose
+from tuner.strategies.base import RIVAL, Arena, Choice, Cut, Findings, Request, Runner, Task, Unit, choose
 from tuner.strategies.field import Field, Step, Wait
 
 __all__ = ["Race", "Racing"]
@@ -48,7 +48,8 @@ class Racing:
         races: dict[int, Race] = {}
         for size in sorted(task.batch_sizes):
             races[size] = Race(task, races, size)
-        complete = Field(task, runner, races).run()
+        course = Field(task, runner, races)
+        cut = {size: _cut(races[size], course) for size in course.run()}
         choices: dict[int, Choice] = {}
         for size, race in races.items():
             best = race.arena.joint()
@@ -56,7 +57,11 @@ class Racing:
             choice = choose(race.arena, task.effort.finals, [axis.name for axis in task.space.refined], more)
             if choice is not None:
                 choices[size] = choice
-        return Findings(choices, {size: race.arena for size, race in races.items()}, complete)
+        return Findings(choices, {size: race.arena for size, race in races.items()}, cut)
+
+
+def _cut(race: Race, course: Field) -> Cut:
+    return Cut.of(_STAGES.get(race.stage, ""), course.asked[race.size], race.arena)
 
 
 class Race:

@@ -103,10 +103,59 @@ def test_a_deadline_leaves_every_batch_size_with_a_choice(both: Recorded) -> Non
     task = replace(task_of(both, EFFORTS["full"], load_prior()), deadline=late)
     found = strategy("racing").tune(task, Shuffled(both, 0))
     assert not found.complete
-    assert set(found.choices) == set(both.sizes)
+    assert set(found.choices) == set(both.sizes) == set(found.cut)
+    for size, cut in found.cut.items():
+        arena = found.arenas[size]
+        tried = [*arena.samples, *arena.errors]
+        assert cut.measured == {p: sum(q == p for q, _ in tried) for p in both.projections}
+        assert all(0 < cut.measured[p] <= cut.asked[p] for p in both.projections)
+    assert any(sum(cut.measured.values()) < sum(cut.asked.values()) for cut in found.cut.values())
     whole = strategy("racing").tune(replace(task, deadline=lambda: False), Replay(both))
     assert whole.complete
     assert found.evaluations < whole.evaluations
+
+
+def test_a_deadline_after_the_last_request_cut_nothing(both: Recorded) -> None:
+    few = replace(both, sizes=(1, 4096))
+    asked = 0
+
+    def count() -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    task = task_of(few, EFFORTS["quick"], load_prior())
+    whole = strategy("racing").tune(replace(task, deadline=count), Replay(few))
+    turns, asked = asked, 0
+    late = replace(task, deadline=lambda: count() or asked >= turns)
+    assert strategy("racing").tune(late, Replay(few)).cut == whole.cut == {}
+
+
+def test_a_race_that_is_cut_says_what_it_had_come_to(both: Recorded) -> None:
+    few = replace(both, sizes=(64,))
+    seen: list[str] = []
+    task = replace(task_of(few, EFFORTS["full"], load_prior()), deadline=lambda: "varied" in seen,
+                   report=lambda stage, size, arena: seen.append(stage))  # fmt: skip
+    [cut] = strategy("racing").tune(task, Replay(few)).cut.values()
+    assert cut.stage == "varied"
+    assert strategy("racing").tune(replace(task, deadline=lambda: True), Replay(few)).cut[64].stage == ""
+
+
+def test_a_random_sample_keeps_to_the_deadline_and_has_every_default(both: Recorded) -> None:
+    few = replace(both, sizes=(1, 64, 4096))
+    asked = 0
+
+    def late() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 60
+
+    task = replace(task_of(few, EFFORTS["full"], None), deadline=late)
+    found = strategy("random", count=20).tune(task, Replay(few))
+    assert set(found.choices) == {1, 64, 4096}
+    assert sum(found.cut[4096].measured.values()) < 8  # until something ran: late as it is, no more than that
+    assert found.cut[4096].asked == {"up": 21, "down": 21}
+    assert set(found.cut) == {64, 4096}
 
 
 class Clock:

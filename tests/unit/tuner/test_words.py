@@ -24,6 +24,7 @@ from tuner.model import problem_of
 from tuner.pipeline import TuneOptions
 from tuner.problem import Problem, parse_shape
 from tuner.ray.lease import lease_argv
+from tuner.strategies.base import Cut
 
 OCR = Path(__file__).resolve().parents[3] / "examples/models/deepseek-ocr-2"
 
@@ -69,8 +70,11 @@ def test_budget() -> None:
     assert parse_budget("3m") == 180
     assert parse_budget("45s") == 45
     assert parse_budget("1.5h") == 5400
+    assert parse_budget("1h30m") == parse_budget("90 min") == 5400
+    assert parse_budget("60") == 60
+    assert parse_budget("1d2h3m4.5s") == 93784.5
     assert parse_budget(None) is None
-    for bad in ("-3m", "soon", "0", "9" * 400, "٣s", "inf"):
+    for bad in ("-3m", "soon", "0", "0s", "", " ", "s", "5s1h", "1h30", "3mm", "3ms", "9" * 400, "٣s", "inf"):
         with pytest.raises(UsageError):
             parse_budget(bad)
 
@@ -235,14 +239,21 @@ def test_to_verify_nothing_is_a_mistake(ops: str, dtypes: str, field: str, monke
 def test_the_table_of_a_tuning_heads_a_ratio_as_one(capsys: pytest.CaptureFixture[str]) -> None:
     done: Any = SimpleNamespace(
         interpreter=False, device=SimpleNamespace(name="D"), finals=(Final(16, {}, 100.0, 156.0),), failed={}, files=(),
-        counts={"evaluations": 1, "measured": 1, "reused": 0}, seconds={"race": 1.0},
+        counts={"evaluations": 1, "measured": 1, "reused": 0}, seconds={"race": 1.0}, cut={},
     )  # fmt: skip
-    options: Any = SimpleNamespace(problem=TINY)
+    options: Any = SimpleNamespace(problem=TINY, budget_s=90.0)
     tune._print(options, done)
     _, head, row, _ = capsys.readouterr().out.splitlines()
     end = head.index("default/tuned") + len("default/tuned")
     assert row[:end].split() == ["16", "100.0", "156.0", "1.56"]
     assert row[end - 1] == "6"
+    done.cut = {4: Cut("", {"up": 40, "down": 20}, {"up": 24, "down": 3}), 16: Cut("varied", {"up": 4}, {"up": 4})}
+    tune._print(options, done)
+    assert capsys.readouterr().out.splitlines()[3:-1] == [
+        "the budget of 1 min 30 s cut the search short; measured of the candidates asked for:",
+        "     4 up 24 of 40, down 3 of 20",
+        "    16 up 4 of 4; came to: varied",
+    ]
 
 
 def test_help_names_the_batch_sizes_that_are_the_default() -> None:
