@@ -228,6 +228,6 @@ def _say(numbers: dict[str, Any], void: str | None, as_json: bool) -> None:
     from serving.load.metrics import lines
 
     for line in lines(numbers):
-        print(line, file=sys.stderr)
+        print(line)
     if void:
         print(f"void: {void}", file=sys.stderr)

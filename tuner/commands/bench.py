@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -237,11 +236,11 @@ def _call(bench: _Bench, batch: Any, size: int) -> tuple[Callable[[int], Any], t
 
 
 def _print(bench: _Bench, timed: _Timed) -> None:
-    print(f"{bench.problem.op} {bench.problem.dtype} with {bench.selection.resolved}", file=sys.stderr)
+    print(f"{bench.problem.op} {bench.problem.dtype} with {bench.selection.resolved}")
     if bench.timed_interpreter:
-        print(INTERPRETED, file=sys.stderr)
+        print(INTERPRETED)
     reasons = {use.batch_size: use.reason for use in timed.uses if use.projection != "down"}
     for row in timed.samples:
         size = row.metric.removeprefix(f"{_METRIC}_m")
         why = reasons.get(int(size), "no config read") if size.isdigit() else ""
-        print(f"  {row.metric}: {statistics.median(row.values):.1f} {row.unit} {why}", file=sys.stderr)
+        print(f"  {row.metric}: {statistics.median(row.values):.1f} {row.unit} {why}".rstrip())

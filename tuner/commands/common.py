@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from moegate.canonical import whole
 from moegate.configs import BATCH_SIZES
@@ -16,7 +16,7 @@ from moegate.errors import UsageError
 from moegate.records import Measurement, to_json, write
 from tuner.commands import MOST_TOKENS
 
-__all__ = ["INTERPRETED", "interpreter_of", "parse_budget", "parse_sizes", "print_json", "publish"]
+__all__ = ["INTERPRETED", "answer_stream", "interpreter_of", "parse_budget", "parse_sizes", "print_json", "publish"]
 
 INTERPRETED = "Triton's interpreter: these times say nothing about hardware"
 """What every command says with times that are not those of a device."""
@@ -70,6 +70,11 @@ def interpreter_of(text: str | None) -> str:
     if found is None:
         raise UsageError("no such interpreter", file=text, field="--python", fix="a file that runs: venv/bin/python")
     return str(Path(found).absolute())
+
+
+def answer_stream(as_json: bool) -> TextIO:
+    """Where the words of an answer go: standard output, unless a JSON document has that."""
+    return sys.stderr if as_json else sys.stdout
 
 
 def publish(measurement: Measurement, out: Path | None, as_json: bool) -> None:

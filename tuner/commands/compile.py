@@ -19,6 +19,7 @@ from moegate.errors import UsageError
 from moegate.exits import Exit
 from moegate.paths import write_atomic
 from moegate.records.provenance import SUFFIX
+from tuner.commands.common import answer_stream
 from tuner.commands.options import PATH
 from tuner.places import ensure_place
 
@@ -95,11 +96,12 @@ def run(*, targets: str = _DEFAULT_TARGETS, configs: Path | None = None, files: 
         print(text)
     counted = ", ".join(f"{count} {status}" for status, count in _counts(rows).items())
     what = "kernels" if configs is None and files is None else "entries of config files"
-    print(f"{what} for {', '.join(names)}: {counted}", file=sys.stderr)
+    said = answer_stream(as_json)
+    print(f"{what} for {', '.join(names)}: {counted}", file=said)
     bad = [row for row in rows if _outcome(row) not in ("ok", "skipped")]
-    print("".join(f"  {_said(row)}\n" for row in bad[:_SHOWN]), end="", file=sys.stderr)
+    print("".join(f"  {_said(row)}\n" for row in bad[:_SHOWN]), end="", file=said)
     if len(bad) > _SHOWN:
-        print(f"  and {len(bad) - _SHOWN} more (--out or --json has all)", file=sys.stderr)
+        print(f"  and {len(bad) - _SHOWN} more (--out or --json has all)", file=said)
     return Exit.REGRESSION if bad else Exit.OK
 
 

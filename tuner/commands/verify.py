@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from moegate.errors import UsageError
 from moegate.exits import Exit
 from moegate.records import Case, Measurement
-from tuner.commands.common import publish
+from tuner.commands.common import answer_stream, publish
 from tuner.problem import DTYPES
 from tuner.runtime import ensure_runnable, environment_words
 
@@ -66,7 +65,9 @@ def run(*, ops: str, dtypes: str, backend: str, out: Path | None, as_json: bool)
     failed = [case for case in cases if case.status == "failed"]
     counted = sum(case.status != "skipped" for case in cases)
     good = bool(counted) and not failed
-    words = f"{len(failed)} of {counted} cases failed" if failed else None if counted else "every case was skipped"
+    words = None if counted else "every case was skipped"
+    if failed:
+        words = f"{len(failed)} of {counted} cases failed, first {failed[0].name}: {failed[0].message}"
     measurement = Measurement(
         "kernel-test",
         "ok" if good else "failed",
@@ -78,10 +79,11 @@ def run(*, ops: str, dtypes: str, backend: str, out: Path | None, as_json: bool)
         failure=words,
     )
     publish(measurement, out, as_json)
+    said = answer_stream(as_json)
     for case in cases:
         if case.status != "passed":
-            print(f"{case.status}: {case.name}: {case.message}", file=sys.stderr)
-    print(f"{counted - len(failed)} of {counted} cases passed, {len(cases) - counted} skipped", file=sys.stderr)
+            print(f"{case.status}: {case.name}: {case.message}", file=said)
+    print(f"{counted - len(failed)} of {counted} cases passed, {len(cases) - counted} skipped", file=said)
     return Exit.OK if good else Exit.REGRESSION
 
 

@@ -104,7 +104,11 @@ def _bench(tmp_path: Path, op: str, shape: str, backend: str, configs: str) -> L
     done = subprocess.run(command, check=True, capture_output=True, timeout=120, env=plain, text=True)
     measurement = read(Measurement, tmp_path / "bench.json")
     assert measurement.interpreter == (backend == "triton")
-    assert (f"\n{INTERPRETED}\n" in done.stderr) == measurement.interpreter
+    assert (f"\n{INTERPRETED}\n" in done.stdout) == measurement.interpreter
+    assert [line.split()[0] for line in done.stdout.splitlines()[-3:]] == [
+        "kernel_time_m1:", "kernel_time_m5:", "kernel_time_geomean:",
+    ]  # fmt: skip
+    assert "kernel_time" not in done.stderr
     return measurement.launches[0]
 
 

@@ -223,7 +223,7 @@ def test_compile_says_what_it_counts(capsys: pytest.CaptureFixture[str], monkeyp
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr("tuner.compile.run.missing", lambda target: f"no compiler for {target.name}")
     compile_configs(targets="sm_90,bmg", variants="basic")
-    assert capsys.readouterr().err.splitlines()[-1] == "kernels for sm_90, bmg: 2 skipped"
+    assert capsys.readouterr().out.splitlines()[-1] == "kernels for sm_90, bmg: 2 skipped"
 
 
 @pytest.mark.parametrize(
