@@ -8,15 +8,17 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from moegate.errors import InfraError, MoegateError, UsageError
 from moegate.exits import Exit
 from moegate.extras import EXTRAS, install
+from moegate.paths import new_folder
 from moegate.text import plain
 
-__all__ = ["from_os", "guard", "open_streams", "unwind_on_termination"]
+__all__ = ["from_os", "guard", "open_streams", "say_new_folder", "unwind_on_termination"]
 
 # What a path that somebody named can be; any other refusal of the system (no space, no descriptor) is the machine's.
 _OF_A_PATH = frozenset(
@@ -34,6 +36,16 @@ def from_os(error: OSError) -> MoegateError:
     if name is not None and error.errno in _OF_A_PATH:
         return UsageError(what, file=os.fspath(name))
     return InfraError(what if name is None else f"{os.fspath(name)}: {what}")
+
+
+def say_new_folder(path: Path) -> None:
+    """Say before the work for it that a file will lie in a folder that is not there yet: its name may be misspelled."""
+    folder = new_folder(path)
+    if folder is not None:
+        print(
+            f"note: there is no folder {plain(str(folder))} yet: it will be made for {plain(path.name)}",
+            file=sys.stderr,
+        )
 
 
 def open_streams() -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "fsync_directory",
     "is_file",
     "is_folder",
+    "new_folder",
     "user_cache",
     "write_atomic",
 ]
@@ -72,6 +73,12 @@ def ensure_writable(path: Path | None) -> Path | None:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError("cannot be written to", file=folder)
     return path
+
+
+def new_folder(path: Path) -> Path | None:
+    """The topmost folder that writing `path` will make; None where all of them are there."""
+    missing = [parent for parent in path.absolute().parents if not os.path.lexists(parent)]
+    return missing[-1] if missing else None
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moegate.entry import say_new_folder
 from moegate.errors import InfraError, UsageError
 from moegate.exits import Exit
 from moegate.paths import ensure_writable, is_file, is_folder
@@ -27,9 +28,15 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "None": "auto"}
 
 
-Out = Annotated[
-    Path, typer.Option(help="the Measurement (JSON), written whole or not at all", callback=ensure_writable)
-]
+def _to_write(value: Path | None) -> Path | None:
+    """Refuse the name of a file that cannot be written, before the command works for it; say what folder it makes."""
+    if value is not None:
+        ensure_writable(value)
+        say_new_folder(value)
+    return value
+
+
+Out = Annotated[Path, typer.Option(help="the Measurement (JSON), written whole or not at all", callback=_to_write)]
 BaseUrl = Annotated[str | None, typer.Option(help="the server (default: $MOEGATE_BASE_URL)")]
 Announced = Annotated[
     Path | None, typer.Option("--launch", help="the server that a `serving launch --announce` told of")
@@ -55,9 +62,9 @@ def launch(
     memory_share: Annotated[float, typer.Option(help="part of the device's memory that it may plan with")] = 1.0,
     record_routing: Annotated[Path | None, typer.Option(help="keep expert choices there (moegate engine)")] = None,
     server_log: Annotated[Path | None, typer.Option(help="keep the server's output there",
-                                                  callback=ensure_writable)] = None,
+                                                  callback=_to_write)] = None,
     announce: Annotated[Path | None, typer.Option(help="written when ready, for `serving bench --launch`",
-                                                callback=ensure_writable)] = None,
+                                                callback=_to_write)] = None,
     ready_timeout: Annotated[float | None, typer.Option(help="seconds until an unready server has failed")] = None,
     engine_arg: Annotated[list[str] | None, typer.Option(help="passed to the engine as it is; repeatable")] = None,
     command: Annotated[list[str] | None, typer.Argument(help="after `--`: run when the server is ready")] = None,
@@ -101,7 +108,7 @@ def bench(
     vocab: Annotated[int, typer.Option(help="draw prompts from ids below this (0: what the server says)")] = 0,
     metric: Annotated[str, typer.Option(help="the primary metric")] = "output_throughput",
     max_lag: Annotated[float, typer.Option(help="event-loop lag in ms that voids the launch")] = 20.0,
-    events: Annotated[Path | None, typer.Option(help="per-request log (JSON lines)", callback=ensure_writable)] = None,
+    events: Annotated[Path | None, typer.Option(help="per-request log (JSON lines)", callback=_to_write)] = None,
     rounds: Annotated[int, typer.Option(help="how often the load is put on; a value per round", min=1)] = 1,
     turns: Annotated[Path | None, typer.Option(help="folder of marks: wait there for each round's turn")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="print the metrics as one JSON document")] = False,

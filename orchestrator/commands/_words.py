@@ -7,9 +7,11 @@ from typing import Any, TypeVar
 
 import typer
 
+from moegate.entry import say_new_folder
 from moegate.errors import UsageError
+from moegate.paths import ensure_writable
 
-__all__ = ["PATH", "given"]
+__all__ = ["PATH", "given", "to_write"]
 
 _T = TypeVar("_T")
 
@@ -23,6 +25,21 @@ def given(param: typer.CallbackParam, value: _T) -> _T:
     for word in value if isinstance(value, list) else [value]:
         if isinstance(word, str) and not word.strip(" ,"):
             raise UsageError("is empty", field=param.opts[0], fix="name something, or leave the option out")
+    return value
+
+
+def to_write(param: typer.CallbackParam, value: Path | None) -> Path | None:
+    """Refuse the name of a file that cannot be written, before the command works for it; say what folder it makes.
+
+    Raises:
+        UsageError: naming the option and what is in the way.
+    """
+    if value is not None:
+        try:
+            ensure_writable(value)
+        except UsageError as error:
+            raise UsageError(error.message, file=error.file, field=param.opts[0], fix="name another place") from None
+        say_new_folder(value)
     return value
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.commands._output import Github
-from orchestrator.commands._words import PATH, given
+from orchestrator.commands._words import PATH, given, to_write
 
 if TYPE_CHECKING:
     from moegate.records.findings import CheckResult
@@ -83,9 +83,12 @@ def check(
         Path | None,
         typer.Option(**PATH, metavar="TREE", help="An engine's source: are its dispatch requests shadowed?"),
     ] = None,
-    sarif: Annotated[Path | None, typer.Option(**PATH, metavar="FILE", help="Write findings as SARIF.")] = None,
+    sarif: Annotated[
+        Path | None, typer.Option(**PATH, metavar="FILE", help="Write findings as SARIF.", callback=to_write)
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(**PATH, metavar="FILE", help="Write a Measurement (for a check cell).")
+        Path | None,
+        typer.Option(**PATH, metavar="FILE", help="Write a Measurement (for a check cell).", callback=to_write),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     github: Github = False,

@@ -20,8 +20,7 @@ from moegate.exits import Exit
 from moegate.paths import write_atomic
 from moegate.records.provenance import SUFFIX
 from tuner.commands.common import answer_stream
-from tuner.commands.options import PATH
-from tuner.places import ensure_place
+from tuner.commands.options import PATH, place
 
 __all__ = ["register", "run"]
 
@@ -43,7 +42,7 @@ def register(app: typer.Typer) -> None:
         ] = None,
         files: Annotated[Path | None, typer.Option(**PATH, help="The same, for a JSON list of config files.")] = None,
         variants: Annotated[str, typer.Option(help="all, basic (each kernel once), or words of their names.")] = "all",
-        out: Annotated[Path | None, typer.Option(**PATH, help="Where to write the JSON.")] = None,
+        out: Annotated[Path | None, typer.Option(**PATH, help="Where to write the JSON.", callback=place)] = None,
         jobs: Annotated[int, typer.Option(min=0, max=_MOST_JOBS, help="Compiling processes; 0: one per core.")] = 0,
         as_json: Annotated[bool, typer.Option("--json", help="Print the JSON on standard output.")] = False,
         python: Annotated[
@@ -68,8 +67,6 @@ def run(*, targets: str = _DEFAULT_TARGETS, configs: Path | None = None, files: 
     """Compile and write the facts; exit code 1 where something did not compile."""
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         raise UsageError("TRITON_INTERPRET is set: interpreted kernels cannot be compiled", fix="unset it")
-    if out is not None:
-        ensure_place(out)
     from tuner.compile.foreign import Foreign
     from tuner.compile.run import compile_files, compile_variants
     from tuner.compile.targets import find

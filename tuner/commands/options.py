@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from moegate.entry import say_new_folder
 from tuner.places import ensure_place
 
 __all__ = ["PATH", "not_empty", "place"]
@@ -20,8 +21,11 @@ def not_empty(value: str | None) -> str | None:
 
 
 def place(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    """Refuse the name of a file that cannot be written, before the command works for it."""
-    return None if value is None else ensure_place(value, param.opts[0])
+    """Refuse the name of a file that cannot be written, before the command works for it; say what folder it makes."""
+    if value is not None:
+        ensure_place(value, param.opts[0])
+        say_new_folder(value)
+    return value
 
 
 def _path(text: str) -> Path:
