@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ from moegate.entry import say_new_folder
 from moegate.errors import UsageError
 from moegate.paths import ensure_writable
 
-__all__ = ["PATH", "given", "to_write"]
+__all__ = ["PATH", "ensure_companions", "given", "to_write"]
 
 _T = TypeVar("_T")
 
@@ -26,6 +27,25 @@ def given(param: typer.CallbackParam, value: _T) -> _T:
         if isinstance(word, str) and not word.strip(" ,"):
             raise UsageError("is empty", field=param.opts[0], fix="name something, or leave the option out")
     return value
+
+
+def ensure_companions(context: typer.Context, companions: Mapping[str, str]) -> None:
+    """Refuse an option that would be ignored: whoever gives it believes that it counts.
+
+    Args:
+        context: the command's. companions: option -> the one without which it says nothing, by their parameters' names.
+
+    Raises:
+        UsageError: naming both.
+    """
+    spelled = {param.name: param.opts[0] for param in context.command.params}
+    for name, needed in companions.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and not context.params[needed]:
+            raise UsageError(
+                f"counts only with {spelled[needed]}", field=spelled[name],
+                fix=f"give {spelled[needed]} too, or leave {spelled[name]} out",
+            )  # fmt: skip
 
 
 def to_write(param: typer.CallbackParam, value: Path | None) -> Path | None:

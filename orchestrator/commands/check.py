@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.commands._output import Github
-from orchestrator.commands._words import PATH, given, to_write
+from orchestrator.commands._words import PATH, ensure_companions, given, to_write
 
 if TYPE_CHECKING:
     from moegate.records.findings import CheckResult
@@ -97,7 +97,7 @@ def check(
     """Check config files, model configs and dispatch; exit 1 on any error."""
     from orchestrator.check.run import Options, run_check
 
-    _ensure_companions(context)
+    ensure_companions(context, _COMPANIONS)
     changed, more_models, more_devices = _sort_out(files or [], bool(models), bool(devices))
     options = Options(
         configs=tuple(configs or ()),
@@ -131,24 +131,6 @@ _COMPANIONS = {
     "only_new": "base",
 }
 """Options that count with another one alone."""
-
-
-def _ensure_companions(context: typer.Context) -> None:
-    """Refuse an option that would be ignored: whoever gives it takes what passes for checked.
-
-    Raises:
-        UsageError: naming the option and the one that it needs.
-    """
-    from moegate.errors import UsageError
-
-    spelled = {param.name: param.opts[0] for param in context.command.params}
-    for name, needed in _COMPANIONS.items():
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE" and not context.params[needed]:
-            raise UsageError(
-                f"counts only with {spelled[needed]}", field=spelled[name],
-                fix=f"give {spelled[needed]} too, or leave {spelled[name]} out",
-            )  # fmt: skip
 
 
 def _sort_out(words: list[Path], models: bool, devices: bool) -> tuple[list[Path], list[Path], list[str]]:

@@ -12,6 +12,7 @@ from moegate.errors import UsageError
 from moegate.exits import Exit
 from moegate.text import plain
 from orchestrator.commands._output import emit_json
+from orchestrator.commands._words import ensure_companions
 
 if TYPE_CHECKING:
     from moegate.records import GateResult
@@ -29,7 +30,11 @@ def register(app: typer.Typer) -> None:
     app.command(name="gate", epilog=_EXAMPLE)(gate_command)
 
 
+_OF_SELFTEST = ("cells", "runs", "sd", "shift", "shifted", "outliers", "drift", "seed")
+
+
 def gate_command(
+    context: typer.Context,
     run: Annotated[Path | None, typer.Argument(metavar="RUNDIR", help="Run directory, finished or not.")] = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -50,9 +55,13 @@ def gate_command(
     seed: Annotated[int, typer.Option(min=0, help="Self test: seed.")] = 0,
 ) -> None:
     """Judge a run: exit 0 pass, 1 regression or failed cells, 3 missing answers, 4 inconclusive where that fails."""
+    ensure_companions(context, dict.fromkeys(_OF_SELFTEST, "selftest"))
     if selftest:
         if run is not None:
             raise UsageError("judges either a run directory or itself", field="--selftest", fix="leave RUNDIR out")
+        if inconclusive is not None or required:
+            raise UsageError("overrides the policy of a run", field="--required" if required else "--inconclusive",
+                             fix="leave it out: the self test has a policy of its own")  # fmt: skip
         if shifted > cells:
             raise UsageError(f"{shifted} of {cells} cells cannot be slower", field="--shifted")
         from orchestrator.gate.selftest import World

@@ -79,6 +79,9 @@ def run(*, targets: str = _DEFAULT_TARGETS, configs: Path | None = None, files: 
     begin = time.monotonic()
     if configs is not None and files is not None:
         raise UsageError("give either --configs or --files", field="--files")
+    if variants != "all" and not (configs is None and files is None):
+        raise UsageError("chooses among kernels, not among config files", field="--variants",
+                         fix="leave it out, or --configs and --files")  # fmt: skip
     if configs is not None or files is not None:
         rows = compile_files(_paths(configs, files), wanted, workers, _progress(as_json), foreign)
     else:

@@ -151,9 +151,16 @@ def test_overrides(tmp_path: Path) -> None:
     assert invoke(str(run), "--required", "serve/*").exit_code == 4
     assert invoke(str(run), "--required", "nothing*").exit_code == 3
     assert isinstance(invoke(str(run), "--inconclusive", "maybe").exception, UsageError)
+    ignored = invoke(str(run), "--seed", "0").exception
+    assert isinstance(ignored, UsageError)
+    assert (ignored.field, ignored.message) == ("--seed", "counts only with --selftest")
 
 
-@pytest.mark.parametrize("arguments", [[], ["--selftest", "x"], ["/no/such/run"], ["--selftest", "--cells=2"]])
+@pytest.mark.parametrize("arguments", [
+        [], ["--selftest", "x"], ["/no/such/run"], ["--selftest", "--cells=2"], ["--selftest", "--inconclusive=fail"],
+        ["--selftest", "--required=*"],
+    ],
+)  # fmt: skip
 def test_wrong_command_lines(arguments: list[str]) -> None:
     assert isinstance(invoke(*arguments).exception, UsageError)
 

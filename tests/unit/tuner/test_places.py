@@ -286,6 +286,9 @@ def test_compile_refuses_a_named_file_that_is_no_config(tmp_path: Path, name: st
 
 
 def test_compile_refuses_to_compile_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="chooses among kernels") as error:
+        compile_configs(targets="sm_90", configs=tmp_path, variants="basic")
+    assert error.value.field == "--variants"
     with pytest.raises(UsageError, match="holds no config file of routed experts"):
         compile_configs(targets="sm_90", configs=tmp_path)
     with pytest.raises(UsageError, match="does not exist") as error:
