@@ -12,7 +12,7 @@ from typing import Any
 
 from moegate import canonical, journal, records
 from moegate.errors import UsageError
-from moegate.records import Attempt, CellOutcome, Measurement, Plan, PlannedCell
+from moegate.records import Attempt, CellOutcome, Measurement, Plan, PlannedCell, Typed
 from orchestrator.scheduler import RunDir, outcomes, read_cells
 from orchestrator.scheduler.classify import tail
 from orchestrator.scheduler.state import CellHistory
@@ -35,7 +35,7 @@ class RunFacts:
     outcomes: tuple[CellOutcome, ...]
     measurements: dict[str, tuple[Measurement, ...]]
     config_files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    commands: dict[str, str] = field(default_factory=dict)
+    commands: dict[str, tuple[Typed, ...]] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     started: str = ""
@@ -120,31 +120,42 @@ def _log_tail(rundir: RunDir, history: CellHistory | None) -> str:
     return tail(folder / "stderr.log", 8 << 10)
 
 
-def by_hand(command: Sequence[str], run: Path, cell: str) -> str:
+def by_hand(command: Sequence[str], run: Path, cell: str, into: str = "") -> str:
     """The line for a shell that does what `command` did, and writes into the folder where it is typed.
 
     What a launch wrote into its own folder of the run would change a finished run, and the folder is gone: `"$PWD"`
-    stands for it. Nor does a server that shared its device wait for its turn: nobody would give it.
+    stands for it, or a folder `into` there, which the line makes. Nor does a server that shared its device wait for its
+    turn: nobody would give it.
     """
+    here = '"$PWD"' + (f"/{shlex.quote(into)}" if into else "")
     own = rf"/cells/{re.escape(cell)}/attempt-\d+/launch-\d+"
     folder, names = re.compile(rf"(?:{re.escape(str(run))}|/[^=:]*){own}"), re.compile(own)
 
     def shown(part: str) -> str:
         if len(part) > _LONGEST_PATH or not names.search(part):  # it names no folder of ours
             return shlex.quote(part)
-        return '"$PWD"'.join(shlex.quote(piece) if piece else "" for piece in folder.split(part))
+        return here.join(shlex.quote(piece) if piece else "" for piece in folder.split(part))
 
-    return " ".join(shown(part) for part in command if not part.startswith("--turns="))
+    line = " ".join(shown(part) for part in command if not part.startswith("--turns="))
+    return f"mkdir -p {shlex.quote(into)} && {line}" if into else line
 
 
-def _commands(run: Path, cells: Iterable[PlannedCell], histories: dict[str, CellHistory]) -> dict[str, str]:
+def _commands(
+    run: Path, cells: Iterable[PlannedCell], histories: dict[str, CellHistory]
+) -> dict[str, tuple[Typed, ...]]:
+    """What to type for each arm of a cell: the newest command of each. Two arms write into a folder each."""
     out = {}
     for cell in cells:
         history = histories.get(cell.id)
-        command = next((a.commands[-1] for a in reversed(history.attempts) if a.commands), None) if history else None
-        if command is not None:
-            out[cell.id] = by_hand(command, run, cell.id)
-    return out
+        newest: dict[str, Sequence[str]] = {}
+        for attempt in reversed(history.attempts if history is not None else ()):
+            arms = history.arms.get(attempt.number, ()) if history is not None else ()
+            for arm, command in zip(arms, attempt.commands, strict=False):  # more launches than commands are noted
+                newest.setdefault(arm if arm in cell.arms else "", command)
+        ordered = sorted(newest, key=lambda arm: cell.arms.index(arm) if arm else -1)
+        two = len(set(cell.arms)) > 1
+        out[cell.id] = tuple(Typed(arm, by_hand(newest[arm], run, cell.id, arm if two else "")) for arm in ordered)
+    return {cell: typed for cell, typed in out.items() if typed}
 
 
 def _config_files(rundir: RunDir, plan: Plan) -> dict[str, dict[str, Any]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
-from moegate.records import RunBundle
+from moegate.records import RunBundle, Typed
 from reports.text import clip, one_line, tail
 from reports.view.joined import Joined, join
 
@@ -24,7 +25,7 @@ def render(bundle: RunBundle) -> str:
     for joined in cells:
         seconds = _seconds(joined)
         total += seconds
-        element = _testcase(suite, joined, bundle.commands.get(joined.cell.id, ""), seconds)
+        element = _testcase(suite, joined, bundle.commands.get(joined.cell.id, ()), seconds)
         if element is not None:
             counts[element] += 1
     numbers = {"tests": len(cells), "failures": counts["failure"], "errors": counts["error"]}
@@ -49,7 +50,7 @@ def element_for(joined: Joined) -> tuple[str, str] | None:
     return element, kind
 
 
-def _testcase(suite: ET.Element, joined: Joined, command: str, seconds: float) -> str | None:
+def _testcase(suite: ET.Element, joined: Joined, commands: Sequence[Typed], seconds: float) -> str | None:
     cell = joined.cell
     case = ET.SubElement(
         suite,
@@ -69,7 +70,8 @@ def _testcase(suite: ET.Element, joined: Joined, command: str, seconds: float) -
     if element == "skipped":
         ET.SubElement(case, "skipped", message=one_line(message, 400))
         return element
-    body = "\n".join(filter(None, (one_line(message, 800), f"reproduce: {one_line(command, 4000)}" if command else "")))
+    typed = (f"reproduce{f' {one_line(x.arm, 60)}' if x.arm else ''}: {one_line(x.line, 4000)}" for x in commands)
+    body = "\n".join(filter(None, (one_line(message, 800), *typed)))
     ET.SubElement(case, element, message=one_line(message, 400), type=one_line(kind, 60)).text = body
     log = tail(joined.outcome.log_tail, _LOG_CHARACTERS) if joined.outcome else ""
     if log:
@@ -87,6 +89,10 @@ def _properties(joined: Joined) -> list[tuple[str, str]]:
     if effect is not None:
         rows += [
             ("metric", effect.metric),
+            ("unit", effect.unit),
+            ("better", effect.better),
+            ("baseline", f"{effect.baseline_median:.6g}"),
+            ("candidate", f"{effect.candidate_median:.6g}"),
             ("ratio", f"{effect.ratio:.6g}"),
             ("ratio_low", f"{effect.low:.6g}"),
             ("ratio_high", f"{effect.high:.6g}"),

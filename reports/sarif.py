@@ -27,8 +27,14 @@ MAX_PLACES = 64  # config entries of a cell that are looked up; the first few ar
 _LEVELS = {"error": "error", "warning": "warning", "note": "note"}
 # What the gate reports about cells: rule id -> (short text, what to do).
 _RULES = {
-    "regressed": ("A cell regressed", "Compare the configuration of the two arms; the cell's command reproduces it."),
-    "failed": ("A cell did not finish its work", "Read the end of the cell's log; the cell's command reproduces it."),
+    "regressed": (
+        "A cell regressed",
+        "Compare the configuration of the two arms; the commands in the cell's part of report.html reproduce it.",
+    ),
+    "failed": (
+        "A cell did not finish its work",
+        "Read the end of the cell's log; the command in the cell's part of report.html reproduces it.",
+    ),
     "missing": ("A planned cell has no answer", "Run the same matrix again with --resume."),
 }
 
@@ -80,7 +86,11 @@ def _cell_results(bundle: RunBundle, joined: Joined, root: Path | None) -> list[
     if joined.word != "regressed" or effect is None:
         message = f"{label}: {joined.state}: {one_line(joined.reason, 400)}"
         return [_result(joined.word, "error", message, _relative(bundle.plan.matrix, root), 1, joined.cell.id)]
-    message = f"{label}: {effect.metric} {gain_of(joined, effect)} ({span_of(joined, effect)}, {effect.pairs} pairs)"
+    arms = f"{joined.cell.arms[-1]} against {joined.cell.arms[0]}" if joined.cell.arms else "candidate against baseline"
+    gain = (
+        f"gain {gain_of(joined, effect)} ({span_of(joined, effect)}, {effect.pairs} pairs; {effect.better} is better)"
+    )
+    message = f"{label}: {effect.metric} of {arms}: {gain}"
     places = _places(bundle, joined, root) or [(_relative(bundle.plan.matrix, root), 1)]
     return [_result("regressed", "error", message, file, line, joined.cell.id) for file, line in places[:8]]
 

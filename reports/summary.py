@@ -17,6 +17,7 @@ from moegate.text import MOST_ANNOTATIONS, workflow_command
 from reports.text import one_line, value
 from reports.view.joined import Joined, gain_of, join, noise_of, predicted_of, span_of
 from reports.view.page import INTERPRETER_NOTE
+from reports.view.reading import gain_line, interval_line, outcome_lines
 from reports.words import LOOKS
 
 __all__ = ["MAX_BYTES", "annotate", "annotate_findings", "render"]
@@ -37,7 +38,7 @@ def md(text: str, limit: int = 300) -> str:
 def render(bundle: RunBundle) -> str:
     """Return the job summary: verdict, counts, what decided, the 2x2, the cells; within GitHub's limit."""
     cells = sorted(join(bundle), key=lambda joined: (joined.look.rank, joined.cell.label))
-    parts = [_head(bundle, cells), _decided(cells, bundle), _squares(bundle, cells)]
+    parts = [_head(bundle, cells), _decided(cells, bundle), _reading(bundle, cells), _squares(bundle, cells)]
     parts.append(_table(cells))
     parts.append("Full page: `report.html` in this run's artifact; machine-readable: `junit.xml`, `results.sarif`.\n")
     text = "\n".join(part for part in parts if part)
@@ -74,6 +75,13 @@ def _decided(cells: Iterable[Joined], bundle: RunBundle) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _reading(bundle: RunBundle, cells: list[Joined]) -> str:
+    """What the gains below are, and the outcomes whose words do not say it all."""
+    lines = [line for line in (gain_line(bundle), interval_line(cells)) if line] if interval_line(cells) else []
+    lines += outcome_lines(cells)
+    return "\n".join(f"> {md(line, 600)}  " for line in lines) + "\n" if lines else ""
+
+
 def _squares(bundle: RunBundle, cells: Iterable[Joined]) -> str:
     index = {joined.cell.id: joined for joined in cells}
     lines: list[str] = []
@@ -83,11 +91,19 @@ def _squares(bundle: RunBundle, cells: Iterable[Joined]) -> str:
             "",
             f"### {md(one.label, 120)}",
             "",
-            "| backend | baseline | candidate | gain | predicted TPOT gain | outcome |",
+            f"| backend | {_measured(rows)} | gain (interval) | predicted gain in time per output token | outcome |",
         ]
         lines.append("|---|--:|--:|--:|--:|---|")
         lines += [_square_row(backend, joined) for backend, joined in rows]
     return "\n".join(lines) + "\n" if lines else ""
+
+
+def _measured(rows: list[tuple[str, Joined]]) -> str:
+    """The headings of the two arms' columns: the arm, and what was measured of it."""
+    effect = next((one.verdict.effect for _, one in rows if one.verdict and one.verdict.effect), None)
+    arms = rows[0][1].cell.arms if rows and len(rows[0][1].cell.arms) > 1 else ("baseline", "candidate")
+    metric = f" {md(effect.metric, 60)}" if effect is not None else ""
+    return " | ".join(f"{md(arm, 60)}{metric}" for arm in arms[:2])
 
 
 def _square_row(backend: str, joined: Joined) -> str:
@@ -106,13 +122,19 @@ def _square_row(backend: str, joined: Joined) -> str:
 
 
 def _table(cells: list[Joined]) -> str:
-    lines = ["<details><summary>All cells</summary>", "", "| outcome | cell | gain | why |", "|---|---|--:|---|"]
+    lines = [
+        "<details><summary>All cells</summary>",
+        "",
+        "| outcome | cell | gain of | gain | why |",
+        "|---|---|---|--:|---|",
+    ]
     room = _ROOM_FOR_DETAILS
     for index, joined in enumerate(cells):
         effect = joined.verdict.effect if joined.verdict else None
         gain = gain_of(joined, effect) if effect else ""
+        metric = md(effect.metric, 60) if effect else ""
         why = md(joined.reason, 160) if joined.look.rank < 4 else noise_of(joined)
-        row = f"| {joined.look.arrow} {joined.look.word} | {md(joined.cell.label, 120)} | {gain} | {why} |"
+        row = f"| {joined.look.arrow} {joined.look.word} | {md(joined.cell.label, 120)} | {metric} | {gain} | {why} |"
         room -= len(row.encode()) + 1
         if room < 0:
             lines += ["", f"{len(cells) - index} more cells are in `report.html`."]

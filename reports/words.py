@@ -52,7 +52,9 @@ LOOKS: dict[Outcome, Look] = {
     "inconclusive": Look("inconclusive", "?", "open", 3, "the interval leaves more than one answer open"),
     "improved": Look("improved", "▲", "good", 4, "better by more than the margin, confirmed on fresh pairs"),
     "equivalent": Look("equivalent", "≈", "same", 5, "shown to lie within the tolerance"),
-    "unmoved": Look("not shown to move", "~", "open", 5, "a control or A/A cell that may have moved within its noise"),
+    "unmoved": Look(
+        "not shown to move", "~", "open", 5, "a control or A/A cell proven neither to move nor to stand still"
+    ),
     "held": Look("control held", "=", "same", 6, "a control or A/A cell shown to lie within the tolerance"),
     "passed": Look("passed", "✓", "done", 6, "a cell without arms that did its work"),
     "quarantined": Look("quarantined", "‖", "mute", 7, "run, or set aside, by an explicit rule; it does not gate"),

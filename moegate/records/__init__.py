@@ -29,7 +29,7 @@ from moegate.records.plan import (
     QuarantineRule,
 )
 from moegate.records.provenance import ConfigTiming, Provenance
-from moegate.records.run import FINAL_STATES, Attempt, CellOutcome, RunBundle, State, TrendPoint
+from moegate.records.run import FINAL_STATES, Attempt, CellOutcome, RunBundle, State, TrendPoint, Typed
 
 __all__ = [
     "FINAL_STATES",
@@ -64,6 +64,7 @@ __all__ = [
     "Samples",
     "State",
     "TrendPoint",
+    "Typed",
     "from_json",
     "read",
     "to_json",

@@ -9,7 +9,7 @@ from moegate.records.comparison import Comparison, GateResult
 from moegate.records.measurement import Measurement
 from moegate.records.plan import Plan
 
-__all__ = ["FINAL_STATES", "Attempt", "CellOutcome", "RunBundle", "State", "TrendPoint"]
+__all__ = ["FINAL_STATES", "Attempt", "CellOutcome", "RunBundle", "State", "TrendPoint", "Typed"]
 
 State = Literal[
     "PLANNED",
@@ -77,11 +77,20 @@ class TrendPoint:
 
 
 @dataclass(frozen=True)
+class Typed:
+    """A line for a shell that does what a launch of a cell did. `arm` is "" where the cell has none."""
+
+    arm: str
+    line: str
+
+
+@dataclass(frozen=True)
 class RunBundle:
     """All of a run: what the reports render and what a person can be shown offline.
 
     `measurements` maps cell id to the results of its finished attempts, in order. `config_files` maps each tuned
-    config file (relative name) to its parsed content; `commands` maps cell id to the command line that reproduces it.
+    config file (relative name) to its parsed content; `commands` maps cell id to the lines that reproduce it, one per
+    arm, the baseline's first.
     `history` maps cell id to earlier runs of the same cell on comparable machines, oldest first; `aa_before` counts
     the A/A cells that all other runs of that history judged, flagged ones first.
     """
@@ -92,7 +101,7 @@ class RunBundle:
     comparison: Comparison
     gate: GateResult
     config_files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    commands: dict[str, str] = field(default_factory=dict)
+    commands: dict[str, tuple[Typed, ...]] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     started: str = ""

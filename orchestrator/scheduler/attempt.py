@@ -6,7 +6,6 @@ the caller's `done` entry in the journal makes it count.
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import stat
@@ -31,6 +30,7 @@ from orchestrator.scheduler.installing import environments
 from orchestrator.scheduler.job import AttemptDone, AttemptJob
 from orchestrator.scheduler.logs import heading, keep_logs, mask_logs
 from orchestrator.scheduler.merge import merge
+from orchestrator.scheduler.progress import pair_line
 from orchestrator.scheduler.resident import alone, explained, is_resident, run_together
 from orchestrator.scheduler.rundir import MAX_RESULT_BYTES
 from orchestrator.sources import Environment
@@ -142,7 +142,9 @@ class _Attempt:
             else:
                 voids.append(found)
             self.done.ratios = tuple(ratios)
-            self._say_pair(first.pair, found, len(ratios), wanted)
+            number = str(first.pair + 1) + (f" of {wanted}" if not voids else f" ({len(ratios)} of {wanted} valid)")
+            launches = [launch for measurement in self.measurements[-2:] for launch in measurement.launches]
+            job.log(f"{job.stage} pair {number}: {pair_line(found, launches, arms, job.metric)}")
         if len(ratios) < wanted and len(voids) > wanted // 2 + _VOID_EXTRA - 1:
             raise _Over(Ending("INFRA_ERROR", f"{len(voids)} void pairs, last: {voids[-1]}", retry=True))
 
@@ -175,10 +177,6 @@ class _Attempt:
                 heading(job.folder / "stderr.log", spec.number, turn)
                 keep_logs(spec, job.folder)
         return [self._place(found[index], turn) for index, turn in enumerate(both)]
-
-    def _say_pair(self, number: int, found: float | str, have: int, wanted: int) -> None:
-        what = f"{100 * math.expm1(found):+.1f} %" if isinstance(found, float) else f"void: {found}"
-        self.job.log(f"{self.job.stage} pair {number + 1}: {what} ({have} of {wanted})")
 
     # One launch
 

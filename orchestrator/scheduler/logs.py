@@ -13,12 +13,15 @@ __all__ = ["heading", "keep_logs", "mask_logs"]
 
 
 def heading(log: Path, number: int, turn: Turn | None) -> None:
-    """One line in the log before each launch of several, so that a reader knows which one is speaking."""
+    """One line in the log before each launch of several, so that a reader knows which one is speaking.
+
+    People count from 1: so do the report and the lines of a run; `number` and the journal count from 0.
+    """
     if turn is None:
         return
     now = datetime.now(UTC).isoformat(timespec="seconds")
     with log.open("a", encoding="utf-8") as stream:
-        stream.write(f"== launch {number}: arm {turn.arm}, pair {turn.pair + 1}, {now} ==\n")
+        stream.write(f"== launch {number + 1}: arm {turn.arm}, pair {turn.pair + 1}, {now} ==\n")
 
 
 def keep_logs(spec: LaunchSpec, folder: Path) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import TextIO
 
-from moegate.records import Plan, PlannedCell, State
+from moegate.records import Launch, Plan, PlannedCell, State
+from moegate.stats import roles, samples_of, value_of
 from moegate.text import plain
 from orchestrator.plan.estimate import duration, run_seconds, stage_seconds
 from orchestrator.pools.slots import Slot
 from orchestrator.scheduler.job import AttemptDone
 
-__all__ = ["Progress", "Remaining", "duration"]
+__all__ = ["Progress", "Remaining", "duration", "pair_line"]
 
 _BAR = 30
 _TOLD_S = 5.0  # finished cells that were planned to take less say nothing about those of another kind
@@ -79,6 +82,26 @@ class Remaining:
         return min(max(sum(self._took.values()) / told, 1.0), _SLOWEST) if told >= _TOLD_S else 1.0
 
 
+def pair_line(found: float | str, launches: Sequence[Launch], arms: tuple[str, str], metric: str | None) -> str:
+    """What a pair came to: of which metric, what each arm measured, and the gain; of a void pair why.
+
+    found: ln(candidate/baseline) of the pair, positive is better, or why it is void. arms: (baseline, candidate).
+    metric: None is the launches' own primary one.
+    """
+    both = roles(launches, arms)
+    if isinstance(found, str) or isinstance(both, str):
+        return f"void: {found}"
+    names = arms if arms[0] != arms[1] else (f"{arms[0]} as A", f"{arms[1]} as B")
+    measured = [samples for launch in both if (samples := samples_of(launch, metric)) is not None]
+    values = [f"{name} {_value(value_of(s))} {s.unit[:20]}".rstrip() for name, s in zip(names, measured, strict=True)]
+    return f"{measured[0].metric[:60]} {', '.join(values)}; gain {100 * math.expm1(found):+.1f} %"
+
+
+def _value(value: float | None) -> str:
+    """A measured value with four significant digits, and no power of ten where it is as long as a number."""
+    return "?" if value is None else f"{value:.0f}" if 1e4 <= value < 1e9 else f"{value:.4g}"
+
+
 class Progress:
     """Prints events to standard error. Thread-safe; a broken pipe never ends a run."""
 
@@ -89,6 +112,7 @@ class Progress:
         self._mutex = threading.Lock()
         self._began = time.monotonic()
         self._left = Remaining(plan)
+        self._compare = plan.compare
         self._total = len(plan.cells)
         self._finished = 0
 
@@ -101,6 +125,9 @@ class Progress:
         left = self._total - self._finished
         if left:
             self._print(f"  {left} cell{'' if left == 1 else 's'} to do{self._about()}")
+        if left and self._compare is not None:
+            arms = f"candidate {self._compare.candidate} is than baseline {self._compare.baseline}"
+            self._print(f"  gain: how much better {arms} in one pair of launches; + is better, whatever the metric")
 
     def owes(self, cell: PlannedCell, stage: str) -> None:
         """A cell is to do a stage."""
@@ -108,8 +135,17 @@ class Progress:
 
     def started(self, cell: PlannedCell, stage: str, number: int, slot: Slot, *, again: bool = False) -> None:
         """An attempt has its slot; `again`: its stage was tried before."""
-        what = "" if stage == "only" else f" {stage}"
+        what = "" if stage == "only" else f" {stage}{self._pairs(cell, stage)}"
         self._print(f"> {cell.label}{what} on {slot.name}{f', again (attempt {number})' if again else ''}")
+
+    def _pairs(self, cell: PlannedCell, stage: str) -> str:
+        """How many pairs a stage takes, and of which arms."""
+        if self._compare is None or len(cell.arms) < 2:
+            return ""
+        pairs = self._compare.screen if stage == "screen" else self._compare.confirm
+        other = "itself" if cell.arms[0] == cell.arms[1] else cell.arms[1]
+        most = "" if stage == "screen" else "at most "
+        return f" ({most}{pairs} pair{'' if pairs == 1 else 's'} of {cell.arms[0]} and {other})"
 
     def step(self, cell: PlannedCell, text: str) -> None:
         """Something inside an attempt, such as a pair."""
@@ -133,9 +169,10 @@ class Progress:
         """A cell has its final state."""
         self._finished += 1
         self._left.drop(cell)
-        mark = {"PASSED": "ok"}.get(state, state)
-        tail = f": {reason}" if reason and state != "PASSED" else ""
-        self._print(f"{mark:>4} {cell.label}{tail}  [{self._finished}/{self._total}{self._about(' left')}]")
+        # What compares arms is not "ok" because it was measured: the verdict comes when all cells are there.
+        mark = state if state != "PASSED" else "done" if cell.arms else "ok"
+        tail = f": {reason}" if reason else ""
+        self._print(f"{mark:>4} {cell.label}{tail}  [{self._finished}/{self._total} cells{self._about(' left')}]")
 
     def _about(self, after: str = "") -> str:
         """The time left and a word behind it; nothing where none is known."""

@@ -29,6 +29,7 @@ class CellHistory:
     final_seq: int = -1
     places: dict[int, int] = field(default_factory=dict)  # of attempts in their list, by number
     parts: dict[int, dict[str, str]] = field(default_factory=dict)  # short hashes of what their keys are made of
+    arms: dict[int, list[str]] = field(default_factory=dict)  # of the launches of each attempt, "" without one
 
     def finished(self, stage: str) -> Attempt | None:
         """The newest passed attempt of a stage, or None."""
@@ -67,7 +68,9 @@ def _fold(cells: dict[str, CellHistory], entry: Entry) -> None:
         history.final = None
     elif entry.kind == "launch":
         history = cells[data["cell"]]
-        history.attempts[-1] = replace(history.attempts[-1], state="RUNNING")
+        attempt = history.attempts[-1]
+        history.attempts[-1] = replace(attempt, state="RUNNING")
+        history.arms.setdefault(attempt.number, []).append(str(data.get("arm") or ""))
     elif entry.kind == "done":
         history = cells[data["cell"]]
         at = history.places.get(data["attempt"])

@@ -136,8 +136,7 @@
     closer.before(nav);
     nav.append(closer);
     closer.addEventListener("click", (event) => { event.preventDefault(); close(); });
-    const command = detail.querySelector(".cmd");
-    if (command && navigator.clipboard) {
+    for (const command of navigator.clipboard ? detail.querySelectorAll(".cmd") : []) {
       const box = document.createElement("div"), button = document.createElement("button");
       box.className = "cmdbox";
       button.type = "button";

@@ -23,6 +23,7 @@ from reports.view.joined import (
     side_of,
     span_of,
 )
+from reports.view.reading import ways
 
 __all__ = ["Budget", "Detail", "EffectLine", "badges_of", "build_detail"]
 
@@ -55,6 +56,10 @@ _LADDER = (
 
 # A command that is cut off cannot be pasted; this only bounds what nobody would paste.
 _MOST_COMMAND = 4000
+_TYPED = {
+    False: "What it writes lies in the folder where it is pasted; the run stays as it is.",
+    True: "Each writes into a folder of its arm's name, in the one where it is pasted; the run stays as it is.",
+}
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,8 @@ class Detail:
     basis: str
     strip: Markup
     strip_note: str
+    strip_keys: tuple[str, str]
+    measured: str
     launches: tuple[LaunchLine, ...]
     launches_hidden: int
     clocks: bool
@@ -114,7 +121,8 @@ class Detail:
     attempts: tuple[tuple[str, ...], ...]
     cases: tuple[tuple[str, str, str], ...]
     cases_hidden: int
-    command: str
+    commands: tuple[tuple[str, str], ...]
+    typed: str
     log: str
     curves: tuple[tuple[str, Markup], ...]
     history: Markup
@@ -127,18 +135,22 @@ def build_detail(bundle: RunBundle, joined: Joined, budget: Budget, configs: dic
     ran = configs.get(cell.id)
     bad = joined.word in ("failed", "missing", "regressed")
     strip, note = launch_strip(joined)
+    arms, commands = _arms(cell), _commands(bundle, cell)
+    measured = next((samples for launch in launches if (samples := launch.primary()) is not None), None)
     cases = sorted(_cases(joined), key=lambda case: (case[1] != "failed", case[1] != "skipped"))
     return Detail(
         anchor=anchor_for(cell.id),
         joined=joined,
         badges=badges_of(joined),
-        arms=_arms(cell),
+        arms=arms,
         facts=_facts(joined),
         sentence=_sentence(joined),
         effects=effect_lines(joined, budget.metrics),
         basis=_basis(joined),
         strip=strip,
         strip_note=note,
+        strip_keys=arms if len(set(cell.arms)) == 1 else (f"{arms[0]} (A)", f"{arms[1]} (B)"),
+        measured=one_line(measured.metric, 60) if measured is not None else "",
         launches=lines,
         launches_hidden=len(launches) - len(lines),
         clocks=any(line.clocks for line in lines),
@@ -152,7 +164,8 @@ def build_detail(bundle: RunBundle, joined: Joined, budget: Budget, configs: dic
         attempts=_attempts(joined),
         cases=tuple(cases[: budget.cases]),
         cases_hidden=max(0, len(cases) - budget.cases),
-        command=clip(bundle.commands.get(cell.id, ""), _MOST_COMMAND),
+        commands=commands,
+        typed=_TYPED[len(commands) > 1],
         log=tail(joined.outcome.log_tail, budget.log * (4 if bad else 1)) if joined.outcome else "",
         curves=latency_curves(joined, budget.curves, budget.steps),
         history=history_figure(bundle, joined) if budget.curves else Markup(""),
@@ -167,8 +180,15 @@ def _arms(cell: PlannedCell) -> tuple[str, str]:
     return (f"{names[0]} as A", f"{names[1]} as B") if names[0] == names[1] else (names[0], names[1])
 
 
+def _commands(bundle: RunBundle, cell: PlannedCell) -> tuple[tuple[str, str], ...]:
+    """(role, line) of what reproduces a cell: its arms by role and name; an A/A cell types one line for both."""
+    roles = dict(zip(reversed(cell.arms), ("candidate", "baseline"), strict=False)) if not cell.aa else {}
+    lines = [(typed.arm, clip(typed.line, _MOST_COMMAND)) for typed in bundle.commands.get(cell.id, ())]
+    return tuple((one_line(f"{arm}, {roles[arm]}" if arm in roles else arm, 80), line) for arm, line in lines)
+
+
 def _basis(joined: Joined) -> str:
-    """Which pairs the gain is of. Where the screening's are among them, what the fresh ones alone say as well."""
+    """Which way round the gain is, and of which pairs; with the screening's among them, what the fresh ones say too."""
     verdict = joined.verdict
     basis = basis_of(joined, verdict.effect) if verdict is not None and verdict.effect is not None else ""
     if verdict is None or not basis:
@@ -176,7 +196,8 @@ def _basis(joined: Joined) -> str:
     fresh = verdict.log_ratios_confirm
     pooled = fresh and verdict.effect is not None and verdict.effect.pairs > len(fresh)
     alone = f"; the fresh ones alone give {percent(math.expm1(hodges_lehmann(fresh)))}" if pooled else ""
-    return f"The gain is of {basis}{alone}."
+    way = "" if joined.cell.kind == "accuracy" else f"Gain: {ways(*_arms(joined.cell))}. "
+    return f"{way}The gain is of {basis}{alone}."
 
 
 def _divergence(joined: Joined) -> str:
@@ -224,6 +245,8 @@ def _sentence(joined: Joined) -> str:
     if joined.rule is not None or verdict is None or verdict.effect is None:
         return one_line(joined.reason, 400)
     said = one_line((verdict.reason or joined.look.meaning), 400)
+    if joined.word in ("improved", "regressed") and verdict.reason:
+        said = f"{joined.look.meaning[:1].upper()}{joined.look.meaning[1:]}: {said}"
     # Nobody waits for a control to be settled: that it does not move is all that it is for.
     if verdict.verdict == "inconclusive" and verdict.more_pairs and joined.word == "inconclusive":
         return f"{said.removesuffix('.')}. About {count(verdict.more_pairs, 'more pair')} would settle it."
@@ -262,9 +285,9 @@ def _effect_line(joined: Joined, effect: Effect, gates: bool) -> EffectLine:
 def _launch_line(joined: Joined, launch: Launch) -> LaunchLine:
     samples = launch.primary()
     return LaunchLine(
-        order="" if launch.order is None else str(launch.order),
+        order="" if launch.order is None else str(launch.order + 1),  # people count from 1, records from 0
         stage=launch.stage or "",
-        pair="" if launch.pair is None else str(launch.pair),
+        pair="" if launch.pair is None else str(launch.pair + 1),
         arm=one_line(launch.arm or "", 40),
         candidate=side_of(joined, launch) == 1,
         value=value(primary_value(launch), samples.unit if samples else ""),
@@ -313,7 +336,8 @@ def _predicted(joined: Joined) -> tuple[str, str, str] | None:
 
 def _memory(joined: Joined) -> str:
     peaks = joined.verdict.peak_memory if joined.verdict else {}
-    return ", ".join(f"{one_line(arm, 40)} {number / 2**20:,.0f} MiB" for arm, number in sorted(peaks.items())[:4])
+    ordered = [arm for arm in dict.fromkeys((*joined.cell.arms, *sorted(peaks))) if arm in peaks]
+    return ", ".join(f"{one_line(arm, 40)} {peaks[arm] / 2**20:,.0f} MiB" for arm in ordered[:4])
 
 
 def _attempts(joined: Joined) -> tuple[tuple[str, ...], ...]:

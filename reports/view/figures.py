@@ -37,7 +37,12 @@ def launch_strip(joined: Joined) -> tuple[Markup, str]:
     some = f" of {len(joined.launches)}" if len(joined.launches) > len(points) else ""
     note = f"{count(len(points), 'launch', 'launches')}{some} in order: {clip(order, 190)}"
     note += f"; {void} void, not paired" if void else ""
-    metric = next((s.metric for launch in launches if (s := launch.primary()) is not None), "primary metric")
+    shown = next((s for launch in launches if (s := launch.primary()) is not None), None)
+    metric = shown.metric if shown is not None else "primary metric"
+    if shown is not None:
+        unit = f" in {shown.unit}" if shown.unit else ""
+        note += one_line(f"; upwards {metric}{unit}, {shown.better} is better", 160)
+    note += "; the dashed line begins the confirmation" if len({point.stage for point in points}) > 1 else ""
     return svg.strip(points, title=f"Launches of {joined.label} by {metric}", desc=note), note
 
 

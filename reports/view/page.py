@@ -18,6 +18,7 @@ from reports.view.changes import ArmRow, ConfigSet, DispatchRow, anchor_for, arm
 from reports.view.detail import Budget, Detail, badges_of, build_detail
 from reports.view.heat import HeatPanel, heat_panels
 from reports.view.joined import Joined, basis_of, devices_of, gain_of, join, span_of
+from reports.view.reading import Q_LINE, gain_line, interval_line, outcome_lines, reading
 from reports.view.square import Square, squares
 from reports.words import LOOKS, GateLook, Look, Outcome, gate_look, gate_sentence
 
@@ -96,6 +97,10 @@ class Page:
     gate: GateLook
     sentence: str
     headline: str
+    gain_line: str
+    interval_line: str
+    outcome_lines: tuple[str, ...]
+    reading: tuple[tuple[str, str], ...]
     policy: tuple[tuple[str, str], ...]
     reasons: tuple[Reason, ...]
     reasons_hidden: int
@@ -147,6 +152,10 @@ def build_page(bundle: RunBundle, budget: Budget) -> Page:
         gate=gate_look(bundle.gate.exit),
         sentence=gate_sentence(bundle.gate.sentence, 600),
         headline=headline(all_squares),
+        gain_line=gain_line(bundle),
+        interval_line=interval_line(cells),
+        outcome_lines=outcome_lines(cells),
+        reading=reading(bundle, cells),
         policy=_policy(bundle),
         reasons=_reasons(bundle, cells, linked),
         reasons_hidden=max(0, len(bundle.gate.reasons) - 40),
@@ -198,13 +207,13 @@ def _policy(bundle: RunBundle) -> tuple[tuple[str, str], ...]:
     rows: list[tuple[str, str]] = []
     if compare is not None:
         rows.append(("expects", {"no_regression": "no regression"}.get(compare.expect, compare.expect)))
-        stop = f", futility at {compare.futility}" if compare.futility else ""
+        stop = f", given up after {compare.futility} that do not reach the margin" if compare.futility else ""
         rows.append(("pairs", f"{compare.screen} to screen, up to {compare.confirm} fresh to confirm{stop}"))
-    rows.append(("margin", percent(gate.margin, 1, sign=False)))
-    rows.append(("tolerance", percent(gate.tolerance, 1, sign=False)))
-    rows.append(("false discoveries", f"q = {gate.q:g} per family"))
-    rows.append(("inconclusive", {"warn": "warns", "fail": "fails"}[gate.inconclusive]))
-    rows += [(f"metric, {kind}", one_line(metric, 60)) for kind, metric in sorted(gate.metric.items())]
+    rows.append(("margin", f"{percent(gate.margin, 1, sign=False)}: a smaller change does not count"))
+    rows.append(("tolerance", f"{percent(gate.tolerance, 1, sign=False)}: within it arms are equivalent"))
+    rows.append(("false discoveries", f"q = {gate.q:g} per family: {Q_LINE}"))
+    rows.append(("inconclusive cells", {"warn": "warn", "fail": "fail the run"}[gate.inconclusive]))
+    rows += [(f"metric of {kind} cells", one_line(metric, 60)) for kind, metric in sorted(gate.metric.items())]
     if gate.required:
         rows.append(("required", one_line(", ".join(gate.required), 120)))
     rows += [(f"tier, {one_line(where, 60)}", one_line(tier, 30)) for where, tier in sorted(gate.tiers.items())[:8]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +153,37 @@ def test_config_link_opens_its_set(shown: Browser) -> None:
     shown.js("document.querySelectorAll('.set').forEach(s => s.open = false)")
     shown.click(".detail:target a[href^='#cfg-']")
     shown.wait("return document.querySelector('.set').open")
+
+
+def test_each_command_has_its_copy_button(shown: Browser) -> None:
+    shown.js("location.hash = 'c-00000002'")
+    opened(shown, "serve tiny-moe triton eager")
+    boxes = "[...document.querySelectorAll('.detail:target .cmdbox')]"
+    assert shown.js(f"return {boxes}.map(b => b.querySelector('button').textContent)") == ["Copy", "Copy"]
+    assert [text.split()[-1] for text in shown.js(f"return {boxes}.map(b => b.querySelector('pre').textContent)")] == [
+        "untuned", "tuned",
+    ]  # fmt: skip
+
+
+def test_the_terms_open_from_where_a_gain_stands(shown: Browser) -> None:
+    assert not shown.js("return document.getElementById('reading').open")
+    shown.click("#cells a[href='#reading']")
+    shown.wait("return document.getElementById('reading').open")
+
+
+def test_the_2x2_does_not_scroll_on_a_wide_screen(browser: Browser, page: Page, runs: ModuleType) -> None:
+    """Nor where its words and numbers are as long as those of a control in the noise and of a large gain."""
+    green = runs.make_green()
+    verdicts = tuple(
+        replace(v, verdict="inconclusive" if v.null else v.verdict, predicted_whole_step=v.predicted is not None,
+                effect=v.effect and replace(v.effect, gain=2.265, gain_low=2.193, gain_high=2.465))
+        for v in green.comparison.cells
+    )  # fmt: skip
+    browser.view(1280, 900)
+    browser.open(page(replace(green, comparison=replace(green.comparison, cells=verdicts))))
+    assert "not shown to move" in browser.js("return document.querySelector('#square table').innerText")
+    scrolls = "[...document.querySelectorAll('#square .scroll')].map(s => s.scrollWidth - s.clientWidth)"
+    assert browser.js(f"return {scrolls}") == [0]
 
 
 def test_everything_is_reachable_by_keyboard(shown: Browser) -> None:

@@ -2,6 +2,7 @@
 
 # ruff: noqa: E501 - edits read best on one line
 import json
+import re
 import subprocess
 from collections import Counter
 
@@ -61,11 +62,12 @@ def test_stages_are_attempts_of_their_own_and_pairs_alternate(run):
 def test_what_a_cell_asks_for_is_on_its_command_line(run):
     run()
     facts = read_run(run.path)
-    command = next(text for cell, text in facts.commands.items() if cell.startswith("serve-"))
-    assert "--configs=" in command
-    assert "-- " in command
+    both = next(typed for cell, typed in facts.commands.items() if cell.startswith("serve-"))
+    assert [typed.arm for typed in both] == ["untuned", "tuned"]
+    assert all("--configs=" in typed.line and "-- " in typed.line for typed in both)
     tune = next(cell for cell in facts.plan.cells if cell.kind == "tune")
-    assert any(f"configs/{tune.id}" in text or "--configs=none" in text for text in facts.commands.values())
+    assert "--configs=none" in both[0].line
+    assert f"configs/{tune.id}" in both[1].line
     assert any(name.startswith(f"{tune.id}/configs/triton_3_8_0/") for name in facts.config_files)
 
 
@@ -74,15 +76,37 @@ def test_a_command_of_the_report_can_be_pasted_and_writes_where_it_is_typed(run,
     before = sorted(str(path) for path in run.path.rglob("*"))
     facts = read_run(run.path)
     for kind in ("kernel-bench", "serve"):
-        command = next(text for cell, text in facts.commands.items() if cell.startswith(f"{kind}-"))
-        assert " TRITON_INTERPRET=1 " in command.partition(" -I ")[0], "what the run set is part of it"
-        assert "OMP_NUM_THREADS=" in command
-        assert "MOEGATE_" not in command
         here = tmp_path / f"typed {kind}"
         here.mkdir()
-        subprocess.run(["sh", "-c", command], cwd=here, check=True, capture_output=True, timeout=60)
-        assert json.loads((here / "measurement.json").read_text())["kind"] == kind
+        both = next(typed for cell, typed in facts.commands.items() if cell.startswith(f"{kind}-"))
+        for arm, command in ((typed.arm, typed.line) for typed in both):
+            assert " TRITON_INTERPRET=1 " in command.partition(" -I ")[0], "what the run set is part of it"
+            assert "OMP_NUM_THREADS=" in command
+            assert "MOEGATE_" not in command
+            subprocess.run(["sh", "-c", command], cwd=here, check=True, capture_output=True, timeout=60)
+            assert json.loads((here / arm / "measurement.json").read_text())["kind"] == kind
+        assert sorted(path.name for path in here.iterdir()) == ["tuned", "untuned"]
     assert sorted(str(path) for path in run.path.rglob("*")) == before, "the run is as it was"
+
+
+def test_the_lines_of_a_run_its_log_and_its_report_count_launches_and_pairs_alike(run):
+    run()
+    cell = next(cell for cell in run.plan().cells if cell.label == TRITON)
+    confirm = RunDir(run.path).attempt(cell.id, 2)
+    heads = [
+        line.split(", 20")[0]
+        for line in (confirm / "stderr.log").read_text().splitlines()
+        if line.startswith("== launch")
+    ]
+    launches = read_run(run.path).measurements[cell.id][1].launches
+    assert heads == [f"== launch {x.order + 1}: arm {x.arm}, pair {x.pair + 1}" for x in launches]
+    assert heads[0].startswith("== launch 1: ")
+    said = [line.partition("]   ")[2] for line in run.log.getvalue().splitlines() if f"{TRITON} confirm pair" in line]
+    assert [text.partition(": ")[0] for text in said] == [f"{TRITON} confirm pair {n} of 3" for n in (1, 2, 3)]
+    assert all(
+        re.search(r": output_throughput untuned (0\.99|1)\S* x, tuned 1\.[23]\S* x; gain \+[23]\d\.\d %$", text)
+        for text in said
+    )
 
 
 def test_a_second_resume_executes_nothing(run):

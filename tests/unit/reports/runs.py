@@ -26,6 +26,7 @@ from moegate.records import (
     QuarantineRule,
     RunBundle,
     TrendPoint,
+    Typed,
 )
 from tests.unit.reports.pieces import (
     CPU,
@@ -129,7 +130,10 @@ class Maker:
             comparison=comparison,
             gate=gate,
             config_files={FILE: {str(m): config for m, config in TUNED.items()}},
-            commands={c.id: f"orchestrator run matrix.yaml --only '{c.id}' --out runs/again" for c in self.cells},
+            commands={
+                c.id: tuple(Typed(arm, f"tuner bench '{c.id}' {arm}") for arm in dict.fromkeys(c.arms or ("",)))
+                for c in self.cells
+            },
             environment={"os": "Linux 6.1", "cpu": "AMD EPYC 9654", "python": "3.11.2", "torch": "2.13.0+cpu"},
             started="2026-11-29T13:58:04Z",
             finished="2026-11-29T14:02:41Z",
@@ -262,7 +266,9 @@ def _everywhere(bundle: RunBundle, text: str) -> RunBundle:
         bundle,
         plan=dataclasses.replace(bundle.plan, name=f"default{text}", matrix=f"m.yaml{text}", warnings=(text,)),
         environment={f"os{text}": f"Linux{text}"},
-        commands={key: value + text for key, value in bundle.commands.items()},
+        commands={
+            key: tuple(Typed(x.arm + text, x.line + text) for x in typed) for key, typed in bundle.commands.items()
+        },
         comparison=dataclasses.replace(bundle.comparison, notes=(text,), voided_pools={f"cpu{text}": text}),
     )
 

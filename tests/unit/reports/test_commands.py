@@ -25,6 +25,16 @@ def test_what_a_launch_wrote_is_written_where_the_command_is_typed(run: str, tmp
     ]  # fmt: skip
 
 
+def test_two_arms_typed_in_one_folder_do_not_write_over_each_other(tmp_path: Path) -> None:
+    command = ("sh", "-c", 'printf x > "${0#--out=}"', f"--out=/runs/a/{LAUNCH}/measurement.json")
+    for arm in ("untuned", "it's"):
+        line = by_hand(command, Path("/runs/a"), CELL, arm)
+        subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json")) == [
+        "it's/measurement.json", "untuned/measurement.json",
+    ]  # fmt: skip
+
+
 def test_a_command_of_nothing_but_slashes_is_shown_at_once() -> None:
     """A journal that somebody sent may hold one; what it may name is looked for in what a path can be long."""
     began = time.process_time()

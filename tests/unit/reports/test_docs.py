@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import re
 from pathlib import Path
 
-from moegate.records import RunBundle
+from moegate.records import (
+    ComparePolicy,
+    DeviceIdentity,
+    GatePolicy,
+    Launch,
+    Plan,
+    PlannedCell,
+    RunBundle,
+    Samples,
+)
+from moegate.stats import log_ratio
 from orchestrator.commands._conclude import OUTPUTS
+from orchestrator.scheduler.progress import Progress, pair_line
+from orchestrator.scheduler.todo import host_slot
 from reports import html, summary
 from reports.view import detail, page
 from reports.words import LOOKS
@@ -54,6 +68,25 @@ def test_sections_come_in_the_order_of_the_page(green: RunBundle) -> None:
     at = [text.index(f">{name}</h2>") for name in (n.lower() for n in names[2:]) if f">{name}</h2>" in text]
     assert len(at) >= 6
     assert at == sorted(at)
+
+
+def test_the_lines_of_a_run_are_quoted_as_they_are_written() -> None:
+    text = (DOCS / "run-directory.md").read_text(encoding="utf-8")
+    quoted = text.split("## The lines of a run")[1].split("```")[1]
+    plan = Plan("p", "m", "0", "t", "0", (), (), (), (), (), ComparePolicy("untuned", "tuned", screen=3), GatePolicy())
+    cell = PlannedCell("c", "serve", "serve/cpu/tiny/moegate/triton/eager", {}, "", 1.0, arms=("untuned", "tuned"))
+    progress = Progress(dataclasses.replace(plan, cells=(cell,)), stream := io.StringIO())
+    progress.begins()
+    progress.started(cell, "screen", 1, host_slot())
+    device = DeviceIdentity("cpu", "x", "cpu:x")
+    launches = [
+        Launch(device, "t", 1.0, (Samples("output_throughput", "tok/s", "higher", (value,), primary=True),), arm=arm)
+        for arm, value in (("untuned", 11.31), ("tuned", 35.36))
+    ]
+    said = pair_line(log_ratio(launches, cell.arms, None), launches, cell.arms, None)  # type: ignore[arg-type]
+    progress.step(cell, f"screen pair 1 of 3: {said}")
+    written = [line.partition("] ")[2].replace("host/0", "cpu/0") for line in stream.getvalue().splitlines()]
+    assert [line.partition("] ")[2] for line in quoted.strip().splitlines()][1:] == written[1:]
 
 
 def test_pictures_are_there_and_small() -> None:

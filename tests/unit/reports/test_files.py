@@ -61,6 +61,25 @@ def test_junit_fails_what_the_gate_fails(red: RunBundle) -> None:
     assert found["00000003"].find("failure").get("message") == "expected improved"  # type: ignore[union-attr]
 
 
+def test_junit_says_how_each_arm_is_reproduced_and_in_what_unit(red: RunBundle) -> None:
+    found = cases(red)["00000002"]
+    body = found.findtext("failure") or ""
+    assert [line for line in body.split("\n") if line.startswith("reproduce")] == [
+        "reproduce untuned: tuner bench '00000002' untuned",
+        "reproduce tuned: tuner bench '00000002' tuned",
+    ]
+    numbers = {p.get("name"): p.get("value") for p in found.iter("property")}
+    assert (numbers["metric"], numbers["unit"], numbers["better"]) == ("output_throughput", "tok/s", "higher")
+    assert float(numbers["candidate"] or 0) < float(numbers["baseline"] or 0)
+
+
+def test_sarif_names_the_arms_and_which_way_is_better(red: RunBundle) -> None:
+    results = json.loads(sarif.render(red))["runs"][0]["results"]
+    said = next(r["message"]["text"] for r in results if r["ruleId"] == "regressed")
+    assert "output_throughput of tuned against untuned: gain \N{MINUS SIGN}" in said
+    assert said.endswith(" pairs; higher is better)")
+
+
 def test_junit_counts_agree_with_its_cases(red: RunBundle) -> None:
     root = ET.fromstring(junit.render(red))
     suite = root.find("testsuite")
@@ -219,6 +238,9 @@ def test_summary_starts_with_the_verdict(red: RunBundle, green: RunBundle) -> No
     text = summary.render(green)
     assert "no claim about any hardware" in text
     assert "| triton | 4.100 tok/s |" in text
+    assert "| backend | untuned output&#95;throughput | tuned output&#95;throughput | gain (interval) |" in text
+    assert "tuned ÷ untuned \N{MINUS SIGN} 1 where higher is better" in text
+    assert "confidence interval of the gain of a typical pair" in text
     assert "+64.0 %" in text
 
 

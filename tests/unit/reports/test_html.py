@@ -158,7 +158,6 @@ def test_an_expired_quarantine_gates_again(red: RunBundle) -> None:
 def test_drill_down_carries_launches_order_command_log_and_cases(green: RunBundle, red: RunBundle) -> None:
     text = html.render(green)
     assert "22 launches in order: AB BA AB | AB BA" in text
-    assert "orchestrator run matrix.yaml --only &#39;e0c44f19&#39;" in text
     assert "ready after 3.1 s" in text
     assert "3100 MHz, 61 °C" in text
     assert "fused_experts float32 M=33" in text

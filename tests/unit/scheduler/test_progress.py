@@ -5,9 +5,19 @@ from dataclasses import replace
 
 import pytest
 
-from moegate.records import ComparePolicy, GatePolicy, Plan, PlannedCell, PoolSpec
+from moegate.records import (
+    ComparePolicy,
+    DeviceIdentity,
+    GatePolicy,
+    Launch,
+    Plan,
+    PlannedCell,
+    PoolSpec,
+    Samples,
+)
+from moegate.stats import log_ratio
 from orchestrator.plan.estimate import stage_seconds
-from orchestrator.scheduler.progress import Progress, Remaining, duration
+from orchestrator.scheduler.progress import Progress, Remaining, duration, pair_line
 from orchestrator.scheduler.todo import host_slot
 
 PLAN = Plan(
@@ -130,7 +140,7 @@ def test_a_resumed_run_counts_what_was_finished_before():
     progress.begins()
     assert stream.getvalue().endswith("]   1 cell to do\n")
     progress.finished(PLAN.cells[1], "PASSED", "")
-    assert "[2/2]" in stream.getvalue()
+    assert "[2/2 cells]" in stream.getvalue()
     Progress(replace(PLAN, cells=(replace(PLAN.cells[0], estimate_s=90.0),)), stream).begins()
     assert stream.getvalue().endswith("]   1 cell to do, about 1m30s\n")
 
@@ -147,3 +157,56 @@ def test_a_terminal_gets_a_bar_and_a_file_gets_lines():
         progress.close()
         progress.note("after")
         assert stream.getvalue().endswith("after\n")
+
+
+def pair(arms, values, metric="median_tpot_ms", unit="ms", better="lower", void=None):
+    device = DeviceIdentity("cpu", "x", "cpu:x")
+    return [
+        Launch(device, "t", 1.0, (Samples(metric, unit, better, (value,), primary=True),),
+               arm=arm, pair=0, order=order, stage="screen", void_reason=void)
+        for order, (arm, value) in enumerate(zip(arms, values, strict=True))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("launches", "arms", "said"),
+    [
+        (pair(("tuned", "untuned"), (49.55, 161.94)), ("untuned", "tuned"),
+         "median_tpot_ms untuned 161.9 ms, tuned 49.55 ms; gain +226.8 %"),
+        (pair(("untuned", "tuned"), (84123.4, 84000.0), "kernel_time_geomean", "us"), ("untuned", "tuned"),
+         "kernel_time_geomean untuned 84123 us, tuned 84000 us; gain +0.1 %"),
+        (pair(("untuned", "tuned"), (4.0, 3.0), "output_throughput", "tok/s", "higher"), ("untuned", "tuned"),
+         "output_throughput untuned 4 tok/s, tuned 3 tok/s; gain -25.0 %"),
+        (pair(("untuned", "untuned"), (4.0, 5.0), "score", "", "higher"), ("untuned", "untuned"),
+         "score untuned as A 4, untuned as B 5; gain +25.0 %"),
+        (pair(("untuned", "tuned"), (4.0, 3.0), void="throttled"), ("untuned", "tuned"), "void: throttled"),
+    ],
+)  # fmt: skip
+def test_a_pair_is_told_with_its_metric_the_value_of_each_arm_and_the_gain(launches, arms, said):
+    assert pair_line(log_ratio(launches, arms, None), launches, arms, None) == said
+
+
+def test_lines_say_what_a_stage_runs_and_which_way_round_a_gain_is():
+    cells = (
+        PlannedCell("c1", "check", "c1", {}, "", 1.0),
+        PlannedCell("c2", "serve", "c2", {}, "", 1.0, arms=("untuned", "tuned")),
+        PlannedCell("c3", "serve", "c3", {}, "", 1.0, arms=("untuned", "untuned"), aa=True),
+    )
+    plan = replace(PLAN, cells=cells, compare=ComparePolicy("untuned", "tuned", screen=3, confirm=7))
+    progress = Progress(plan, stream := io.StringIO())
+    progress.begins()
+    progress.started(cells[0], "only", 1, host_slot())
+    progress.started(cells[1], "screen", 1, host_slot())
+    progress.started(cells[2], "confirm", 2, host_slot())
+    progress.finished(cells[0], "PASSED", "")
+    progress.finished(cells[1], "PASSED", "the screen did not reach the margin")
+    assert [line.partition("] ")[2] for line in stream.getvalue().splitlines()] == [
+        "  3 cells to do",
+        "  gain: how much better candidate tuned is than baseline untuned in one pair of launches; "
+        "+ is better, whatever the metric",
+        "> c1 on host/0",
+        "> c2 screen (3 pairs of untuned and tuned) on host/0",
+        "> c3 confirm (at most 7 pairs of untuned and itself) on host/0",
+        "  ok c1  [1/3 cells]",
+        "done c2: the screen did not reach the margin  [2/3 cells]",
+    ]
