@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from moegate import records
+from moegate.entry import asked_to_end
 from moegate.errors import InfraError, UsageError
 from moegate.exits import Exit
 from moegate.journal import Journal
@@ -169,6 +170,10 @@ def _signals(stop: Callable[[str], None]) -> Iterator[list[Exit]]:
     # `nohup` has SIGHUP ignored, and that stays.
     wanted = [number for number in codes if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP]
     before = {number: signal.signal(number, handler) for number in wanted}
+    asked = asked_to_end()
+    if asked is not None:
+        caught.append(asked)
+        stop("stopped by a signal")
     try:
         yield caught
     finally:

@@ -54,7 +54,7 @@ def test_a_named_path_is_the_persons_and_the_rest_the_machines(number: int, name
         ("7", 7, ""),
         ("None", 0, ""),
         ("sys.exit(4)", 4, ""),
-        ("(_ for _ in ()).throw(BrokenPipeError())", 0, ""),
+        ("(_ for _ in ()).throw(BrokenPipeError(32, 'Broken pipe'))", 3, "prog: Broken pipe"),
         ("(_ for _ in ()).throw(KeyboardInterrupt())", 130, ""),
     ],
 )
