@@ -36,11 +36,12 @@ class Site:
 
 @contextmanager
 def open_site(
-    plan: Plan, *, isolation: str | None, root: Path, logs: Path, say: Callable[[str], None]
+    plan: Plan, *, isolation: str | None, root: Path, logs: Path, say: Callable[[str], None], run: str = ""
 ) -> Iterator[Site]:
     """Open the pools that the plan's cells use, and close them afterwards.
 
-    A pool that cannot be opened does not stop the others: its cells will end BLOCKED.
+    A pool that cannot be opened does not stop the others: its cells will end BLOCKED. `run`: the run directory, which
+    others that want its devices are told.
     """
     used = {cell.pool for cell in plan.cells}
     specs = [pool for pool in plan.pools if pool.name in used]
@@ -49,7 +50,7 @@ def open_site(
     down = {name: found for name, found in chosen.items() if isinstance(found, str)}
     pools: dict[str, Pool] = {}
     with ExitStack() as stack:
-        _open(specs, pools, down, stack)
+        _open(specs, pools, down, stack, run)
         for pool in pools.values():
             stack.callback(pool.close)
         for name, reason in down.items():
@@ -57,7 +58,7 @@ def open_site(
         yield Site(pools, isolations, ProcessIsolation(), down)
 
 
-def _open(specs: Sequence[PoolSpec], pools: dict[str, Pool], down: dict[str, str], stack: ExitStack) -> None:
+def _open(specs: Sequence[PoolSpec], pools: dict[str, Pool], down: dict[str, str], stack: ExitStack, run: str) -> None:
     wanted = [spec for spec in specs if spec.name not in down]
     try:
         cpus = _cpu_sets(wanted)
@@ -67,7 +68,7 @@ def _open(specs: Sequence[PoolSpec], pools: dict[str, Pool], down: dict[str, str
     # Devices first: a Ray cluster is not started for a pool that this host cannot have.
     for spec in wanted:
         try:
-            pools[spec.name] = open_pool(spec, _plain, cpus[spec.name])
+            pools[spec.name] = open_pool(spec, _plain, cpus[spec.name], run)
         except MoegateError as error:
             down[spec.name] = str(error)
     _attach_ray([pool for pool in pools.values() if pool.spec.ray != "none"], pools, down, stack)

@@ -120,7 +120,9 @@ def _session(
         journal.append("run", run=run, matrix=plan.matrix_digest, version=plan.version, cells=len(plan.cells))
     else:
         journal.append("resume", matrix=plan.matrix_digest, version=plan.version, cells=len(plan.cells))
-    opened = open_site(plan, isolation=isolation, root=root, logs=rundir.path / "images", say=progress.note)
+    opened = open_site(
+        plan, isolation=isolation, root=root, logs=rundir.path / "images", say=progress.note, run=str(rundir.path)
+    )
     with opened as site, Sources(root) as sources:
         _reap(site, run, progress)
         scheduler = Scheduler(
