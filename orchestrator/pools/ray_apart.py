@@ -34,7 +34,7 @@ from orchestrator.pools.slots import Slot
 __all__ = ["RayService", "Share"]
 
 _START_S = 180.0
-_ASK_S = 30.0
+_ASK_S = 60.0
 _END_S = 15.0
 _LAST_WORDS = 300
 
@@ -82,17 +82,18 @@ class RayService:
         return answer["is"]
 
     def stop(self) -> None:
-        """End Ray: in order where it still answers, else at once. Nothing of it is left running."""
+        """End Ray: in order where it still answers, else at once. Nothing of it is left running. Safe to call twice."""
         with self._mutex:
             process, orderly = self._process, not self._lost
+            if process.returncode is not None:
+                return
             self._lost = True
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     pipe.close()
             try:
-                process.wait(_END_S if orderly else 0)
-            except subprocess.TimeoutExpired:
-                pass
+                if orderly:
+                    _await_end(process.pid, _END_S)
             finally:
                 spawn.end_session(process.pid)
                 process.wait()
@@ -121,9 +122,22 @@ class RayService:
 
     def _end(self) -> str:
         """That Ray has ended, with its last words."""
+        if self._said.closed:
+            return "Ray has ended"
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").strip().splitlines()
         return "Ray has ended" + (f": {lines[-1][:_LAST_WORDS]}" if lines else "")
+
+
+def _await_end(pid: int, timeout_s: float) -> None:
+    """Wait for a child's end and leave it unreaped, so that its number stays that of its session."""
+    handle = os.pidfd_open(pid)
+    try:
+        poller = select.poll()
+        poller.register(handle, select.POLLIN)
+        poller.poll(timeout_s * 1000)
+    finally:
+        os.close(handle)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Command:
     def __init__(self, folder: Path, ray: str) -> None:
         # Ray's folders lie here, and so tell what is ours. The path of a socket is short.
         self.temp = Path(tempfile.mkdtemp(prefix="sig-", dir="/tmp"))
-        self.path, self.hold, self.folder = folder / "out", folder / "hold", folder
+        self.path, self.hold, self.folder, self.ray = folder / "out", folder / "hold", folder, ray
         self.hold.touch()
         (folder / "pyproject.toml").touch()
         shutil.copytree(MODEL, folder / "model")
@@ -121,8 +121,8 @@ def test_a_signal_during_a_launch_ends_the_run_and_resume_repeats_nothing(
 @pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
 def test_a_signal_at_any_moment_of_the_start(command: Command, number: signal.Signals) -> None:
     """Imports, plan, pools and Ray's start take up to four seconds, and each has its own way to lose a signal."""
-    moments = [0.5 + 0.35 * step for step in range(10)]
-    for moment in moments:
+    last = 3.8 if command.ray == "local" else 1.3
+    for moment in (0.5 + (last - 0.5) * step / 7 for step in range(8)):
         process = command.start(*(["--resume"] if command.path.is_dir() else []))
         time.sleep(moment)
         if process.poll() is not None:
