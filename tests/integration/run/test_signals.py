@@ -87,6 +87,18 @@ def command(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Command]
     shutil.rmtree(made.temp)
 
 
+def wait_for_the_entry(process: subprocess.Popen[str]) -> None:
+    """Wait until the program has its handlers: before, a signal ends an interpreter that has done nothing yet."""
+    last = 1 << (signal.SIGHUP - 1)
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        if int(status.split("SigCgt:")[1].split()[0], 16) & last:
+            return
+        time.sleep(0.005)
+    raise AssertionError("it never began")
+
+
 def send(process: subprocess.Popen[str], number: int, *, group: bool) -> tuple[int, str, float]:
     """Send a signal; the exit code, the output, and how long it took."""
     began = time.monotonic()
@@ -121,12 +133,12 @@ def test_a_signal_during_a_launch_ends_the_run_and_resume_repeats_nothing(
 @pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
 def test_a_signal_at_any_moment_of_the_start(command: Command, number: signal.Signals) -> None:
     """Imports, plan, pools and Ray's start take up to four seconds, and each has its own way to lose a signal."""
-    last = 3.8 if command.ray == "local" else 1.3
-    for moment in (0.5 + (last - 0.5) * step / 7 for step in range(8)):
+    last = 3.5 if command.ray == "local" else 1.0
+    for moment in (last * step / 7 for step in range(8)):
         process = command.start(*(["--resume"] if command.path.is_dir() else []))
+        wait_for_the_entry(process)
         time.sleep(moment)
-        if process.poll() is not None:
-            pytest.fail(process.communicate()[0])
+        assert process.poll() is None, process.communicate()[0]
         code, text, took = send(process, number, group=True)
         assert (code, "Traceback" in text) == (CODES[number], False), f"after {moment:.2f} s: {text}"
         assert took < SOON_S
