@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, BinaryIO, NoReturn, TextIO, cast
 
 from moegate.errors import InfraError, MoegateError, UsageError
 from moegate.exits import Exit
@@ -18,7 +20,7 @@ from moegate.extras import EXTRAS, install
 from moegate.paths import new_folder
 from moegate.text import plain
 
-__all__ = ["from_os", "guard", "open_streams", "say_new_folder", "unwind_on_termination"]
+__all__ = ["asked_to_end", "from_os", "guard", "open_streams", "say_new_folder", "unwind_on_termination"]
 
 # What a path that somebody named can be; any other refusal of the system (no space, no descriptor) is the machine's.
 _OF_A_PATH = frozenset(
@@ -59,15 +61,38 @@ def open_streams() -> None:
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
+_ENDS = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED, signal.SIGHUP: Exit.TERMINATED}
+_asked: list[tuple[Exit, float]] = []
+
+
 def unwind_on_termination() -> None:
-    """Let SIGTERM and SIGHUP end this program through its `finally` blocks, with the exit code that they have."""
+    """Let SIGINT, SIGTERM and SIGHUP end this program through its `finally` blocks, with the exit code that they have.
+
+    A second one within a second is the same one: `timeout` and a terminal send it to the program and to its group.
+    """
 
     def leave(number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if _asked and now - _asked[-1][1] < 1.0:
+            return
+        _asked.append((_ENDS[signal.Signals(number)], now))
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
         raise SystemExit(int(Exit.TERMINATED))
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` has SIGHUP ignored, and that stays
+    for number in _ENDS:
+        # What `nohup`, or a shell for what runs behind its `&`, has ignored stays so.
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, leave)
+
+
+def asked_to_end() -> Exit | None:
+    """The exit code of the first signal that asked this program to end, if one did.
+
+    Python drops an exception that a handler raises within a finaliser, and there are many while modules are imported:
+    what is about to begin long work asks here first.
+    """
+    return _asked[0][0] if _asked else None
 
 
 def guard(program: str, command: Callable[[], object], *, interrupted: str = "") -> NoReturn:
@@ -79,11 +104,7 @@ def guard(program: str, command: Callable[[], object], *, interrupted: str = "")
         interrupted: printed where a person interrupts it.
     """
     open_streams()
-    for stream in (sys.stdout, sys.stderr):
-        # File names and logs hold what no encoding can spell; a message must not die of that.
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = _patient(sys.stdout), _patient(sys.stderr)
     try:
         code = _finished(command)
         if code == Exit.INTERRUPTED and interrupted:  # what the library makes of Ctrl-C
@@ -96,15 +117,50 @@ def guard(program: str, command: Callable[[], object], *, interrupted: str = "")
         code = int(Exit.INTERRUPTED)
     except ModuleNotFoundError as error:
         code = _say(program, _not_installed(error))
-    except BrokenPipeError:
-        # The reader of our output has gone (`| head`); nothing is left to say.
-        code = int(Exit.OK)
     except OSError as error:
         code = _say(program, from_os(error))
     except RuntimeError as error:
         code = _say(program, from_os(_circle(error)))
     _drop_output()
     sys.exit(code)
+
+
+class _Outlet(io.FileIO):
+    """A standard stream whose reader may go away (`| head`): what is written then is dropped, and the work goes on.
+
+    So the exit code is the command's own, however much of its output was read: a gate that fails fails behind a pipe.
+    """
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            _to_nowhere(self.fileno())
+            return len(data)
+
+
+def _patient(stream: TextIO) -> TextIO:
+    """The stream, able to lose its reader, and to print what no encoding can spell: file names and logs hold that."""
+    raw = getattr(getattr(stream, "buffer", None), "raw", getattr(stream, "buffer", None))
+    if not isinstance(stream, io.TextIOWrapper) or type(raw) is not io.FileIO:  # a test's, or a notebook's
+        return stream
+    stream.flush()
+    outlet = _Outlet(raw.fileno(), "w", closefd=False)
+    through = stream.buffer is raw  # `python -u`
+    return io.TextIOWrapper(
+        cast("BinaryIO", outlet) if through else io.BufferedWriter(outlet),
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=stream.line_buffering,
+        write_through=through,
+    )
+
+
+def _to_nowhere(number: int) -> None:
+    with contextlib.suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, number)
+        os.close(nowhere)
 
 
 def _circle(error: RuntimeError) -> OSError:
@@ -159,5 +215,4 @@ def _drop_output() -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
     except (OSError, ValueError):
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _to_nowhere(1)

@@ -81,7 +81,10 @@ class Journal:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(stream)
-            raise InfraError(f"{path}: another process is writing this journal") from None
+            raise InfraError(
+                f"{path}: another process is writing this journal (fix: wait for its end, then the same command goes "
+                "on; or name another --out)"
+            ) from None
         try:
             entries, good = _parse(path, purpose)
             if good < path.stat().st_size:

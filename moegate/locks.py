@@ -8,12 +8,17 @@ import json
 import os
 import re
 import tempfile
+import time
 from pathlib import Path
 from typing import Self
 
 from moegate.errors import InfraError
 
-__all__ = ["FileLock", "Held", "device_lock", "file_stem", "holder_of", "lock_directory", "open_to_all"]
+__all__ = ["FileLock", "Held", "device_lock", "file_stem", "holder_of", "lock_directory", "open_to_all", "spoken"]
+
+
+_SINCE = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+"""When this process began: the same for all that it holds, so that who waits for it is told one thing, once."""
 
 
 class Held(InfraError):
@@ -21,7 +26,7 @@ class Held(InfraError):
 
     def __init__(self, path: Path, holder: str) -> None:
         self.holder = holder
-        super().__init__(f"{path} is held by {holder}")
+        super().__init__(f"{path} is held by {spoken(holder)}")
 
 
 class FileLock:
@@ -30,10 +35,15 @@ class FileLock:
     The descriptor is not inherited by children, so that a child that outlives its parent does not keep the lock.
     """
 
-    def __init__(self, path: Path, shared: bool = False) -> None:
-        """`shared`: the lock is one for all users of the host, whoever made its file, and its folder is open to all."""
+    def __init__(self, path: Path, shared: bool = False, run: str = "") -> None:
+        """What to lock.
+
+        shared: the lock is one for all users of the host, whoever made its file, and its folder is open to all.
+        run: the run directory that it is taken for, told to whoever finds it held.
+        """
         self.path = path
         self.shared = shared
+        self.run = run
         self._stream = -1
 
     def acquire(self) -> Self:
@@ -55,7 +65,8 @@ class FileLock:
         if fcntl.fcntl(stream, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
             with contextlib.suppress(OSError):  # on a full disk the lock holds all the same
                 os.ftruncate(stream, 0)
-                os.pwrite(stream, json.dumps({"pid": os.getpid()}).encode(), 0)
+                told = {"pid": os.getpid(), "since": _SINCE, **({"run": self.run} if self.run else {})}
+                os.pwrite(stream, json.dumps(told).encode(), 0)
         return self
 
     def _open(self) -> int:
@@ -105,6 +116,18 @@ def holder_of(path: Path) -> str | None:
     return None
 
 
+def spoken(holder: str) -> str:
+    """Say in words what a holder wrote about itself: its process, since when that runs, and for which run."""
+    try:
+        told = json.loads(holder)
+        words = f"process {int(told['pid'])}"
+    except (ValueError, TypeError, KeyError):  # a word for people already, or an older version's
+        return holder
+    since, run = told.get("since"), told.get("run")
+    words += f", running since {since}" if since else ""
+    return words + (f", for the run {run}" if run else "")
+
+
 def open_to_all(folder: Path) -> None:
     """Make a folder in which every user of the host can add files and remove their own. Raises OSError."""
     try:
@@ -123,9 +146,9 @@ def lock_directory() -> Path:
     return (shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())) / "moegate"
 
 
-def device_lock(identity: str) -> FileLock:
-    """Return the lock of one physical device, named by its UUID, PCI address or CPU slot."""
-    return FileLock(lock_directory() / f"{file_stem(identity)}.lock", shared=True)
+def device_lock(identity: str, run: str = "") -> FileLock:
+    """Return the lock of one physical device, named by its UUID, PCI address or CPU slot; `run` as of `FileLock`."""
+    return FileLock(lock_directory() / f"{file_stem(identity)}.lock", shared=True, run=run)
 
 
 def file_stem(identity: str) -> str:

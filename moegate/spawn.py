@@ -10,6 +10,7 @@ rest of the process still wants of it. So the rule: a thread starts a child only
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -25,7 +26,7 @@ from typing import IO, TypedDict, Unpack
 
 from moegate.errors import UsageError
 
-__all__ = ["Child", "Finished", "child_env", "run", "start"]
+__all__ = ["Child", "Finished", "child_env", "end_session", "run", "start"]
 
 MAX_LOG_BYTES = 16 << 20
 TRUNCATED = b"\n[log truncated by moegate: more than the limit was written]\n"
@@ -263,3 +264,25 @@ class StartOptions(TypedDict, total=False):
 def run(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], **options: Unpack[StartOptions]) -> Finished:
     """Start a command and wait for its end; see `start`."""
     return start(argv, cwd=cwd, env=env, **options).wait()
+
+
+def end_session(session: int) -> None:
+    """Kill every process of a session, whatever group it is in; its leader must not have been waited for yet."""
+    for _ in range(50):  # again until none is found, because they may be forking
+        found = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _lives_in(pid, session)]  # noqa: PTH208
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _lives_in(pid: int, session: int) -> bool:
+    """Whether a process belongs to a session and is no zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        state, _, _, of = text.rpartition(")")[2].split()[:4]  # a name may hold anything, brackets too
+    except (OSError, ValueError):
+        return False
+    return int(of) == session and state not in "ZX"

@@ -11,10 +11,14 @@ __all__ = ["main"]
 
 def main() -> NoReturn:
     """Run the command line; every error of ours becomes one line on standard error and its exit code."""
+    unwind_on_termination()
+    guard("orchestrator", _work)
+
+
+def _work() -> object:
     from orchestrator.cli import app
 
-    unwind_on_termination()
-    guard("orchestrator", app)
+    return app()
 
 
 if __name__ == "__main__":

@@ -106,6 +106,8 @@ class _Damaged(ValueError):
 def _said(error: Exception, path: Path) -> MoegateError:
     """What went wrong with the file, as one of our exceptions."""
     code = getattr(error, "sqlite_errorcode", None)
+    if isinstance(code, int) and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return InfraError(f"{path}: {error}: another process has it for long (fix: wait for its end, then again)")
     if isinstance(code, int) and code & 0xFF in _OF_THE_MACHINE:
         return InfraError(f"{path}: {error}")
     return RecordError(f"is not a history, or damaged: {error}", file=path)

@@ -11,9 +11,13 @@ __all__ = ["main"]
 
 def main() -> NoReturn:
     """Run the command line and exit."""
+    guard("serving", _work)
+
+
+def _work() -> object:
     from serving.cli import app
 
-    guard("serving", lambda: app(standalone_mode=False))
+    return app(standalone_mode=False)
 
 
 if __name__ == "__main__":

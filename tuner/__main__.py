@@ -12,10 +12,14 @@ __all__ = ["main"]
 
 def main() -> NoReturn:
     """Run the command line and exit."""
+    kept = "; what was measured is in the journal, the same command goes on" if sys.argv[1:2] == ["tune"] else ""
+    guard("tuner", _work, interrupted=f"interrupted{kept}")
+
+
+def _work() -> object:
     from tuner.cli import app
 
-    kept = "; what was measured is in the journal, the same command goes on" if sys.argv[1:2] == ["tune"] else ""
-    guard("tuner", lambda: app(standalone_mode=False), interrupted=f"interrupted{kept}")
+    return app(standalone_mode=False)
 
 
 if __name__ == "__main__":

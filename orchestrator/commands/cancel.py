@@ -24,6 +24,7 @@ def cancel(
     import time
 
     from moegate.errors import InfraError
+    from moegate.locks import spoken
     from moegate.paths import write_atomic
     from orchestrator.commands._output import emit_json
     from orchestrator.scheduler import RunDir
@@ -45,5 +46,8 @@ def cancel(
             write_atomic(found.cancel_file, "")
             asked = True
         if time.monotonic() > deadline:
-            raise InfraError(f"{rundir} is still held by {holder} after {wait:g} s")
+            raise InfraError(
+                f"{rundir} is still held by {spoken(holder)} after {wait:g} s (fix: it was asked to stop and may be "
+                "ending its launches; ask again with a longer --wait, or kill that process)"
+            )
         time.sleep(0.2)

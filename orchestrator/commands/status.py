@@ -23,6 +23,7 @@ def status(
     from collections import Counter
 
     from moegate import journal
+    from moegate.locks import spoken
     from orchestrator.commands._output import emit_json, table
     from orchestrator.scheduler import RunDir, outcomes, read_cells
 
@@ -58,4 +59,4 @@ def status(
               ("state", "cell", "attempts", "reason"))
     )  # fmt: skip
     print(", ".join(f"{count} {state}" for state, count in sorted(counts.items())))
-    print(f"held by {holder}" if holder else "no orchestrator is running it")
+    print(f"held by {spoken(holder)}" if holder else "no orchestrator is running it")

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from moegate import devices as known_devices
 from moegate.errors import PoolError
-from moegate.locks import FileLock, Held, device_lock, file_stem
+from moegate.locks import FileLock, Held, device_lock, file_stem, spoken
 from moegate.records import PoolSpec
 from orchestrator.pools import discovery, withdrawn
 from orchestrator.pools.slots import HostDevice, Slot
@@ -21,6 +21,8 @@ __all__ = ["Allocator", "Lease", "Pool", "open_pool"]
 WORTH_SAYING_S = 10.0
 """Ray takes a second or two to grant what is free: only a longer wait is worth a line."""
 
+_TURNS = "the two take turns, launch by launch; to have it alone, end the other run: orchestrator cancel RUNDIR"
+_WITHOUT_RAY = "`ray: none` in the pool leaves Ray out"
 _RELEASE = "after a look at it: orchestrator doctor --release"
 
 
@@ -59,12 +61,14 @@ class Lease:
 class Pool:
     """The slots of one pool on this host. Thread-safe."""
 
-    def __init__(self, spec: PoolSpec, slots: Sequence[Slot], allocator: Allocator | None) -> None:
+    def __init__(self, spec: PoolSpec, slots: Sequence[Slot], allocator: Allocator | None, run: str = "") -> None:
+        """`run`: the run directory, which others that want its devices are told."""
         self.spec = spec
+        self._run = run
         self.slots = tuple(slots)
         self.holder: str | None = None
         self._allocator = allocator
-        self._rooms = WaitingRooms()
+        self._rooms = WaitingRooms(run)
         self._full = False
         self._free = {slot.index for slot in self.slots}
         self._lost: set[int] = set()
@@ -137,14 +141,14 @@ class Pool:
         names = _lock_names(slot)
         before = self._rooms.ask(slot.index, names)
         if before is not None:
-            self.holder = f"another orchestrator is next on {_what(slot)} ({before})"
+            self.holder = f"another orchestrator is next on {_what(slot)}: {spoken(before)} ({_TURNS})"
             return None
         try:
             for name in names:
-                locks.append(device_lock(name).acquire())
+                locks.append(device_lock(name, self._run).acquire())
         except Held as error:
             # Somebody else's measurement: wait for it rather than disturb it. Taken in one order, so nobody deadlocks.
-            self.holder = f"{_what(slot)} is in use by another orchestrator ({error.holder})"
+            self.holder = f"{_what(slot)} is in use by another orchestrator: {spoken(error.holder)} ({_TURNS})"
             for lock in locks:
                 lock.release()
             return None
@@ -162,8 +166,10 @@ class Pool:
     def _asked_of(self) -> str:
         """Why Ray has not granted a device that no orchestrator of this host holds."""
         if self.spec.ray == "local":
-            return "is not granted yet by the Ray that this run started"
-        return f"is in use on the Ray cluster at {self.spec.ray}, or not granted yet"
+            return f"is not granted yet by the Ray that this run started ({_WITHOUT_RAY})"
+        address = self.spec.ray
+        seen = f"ray status --address {address}"
+        return f"is in use on the Ray cluster at {address}, or not granted yet (who has it: {seen}; {_WITHOUT_RAY})"
 
     def _give(self, slot: Slot, locks: list[FileLock]) -> None:
         if self._allocator is not None:
@@ -189,11 +195,15 @@ def _what(slot: Slot) -> str:
 
 
 def open_pool(
-    spec: PoolSpec, allocator: Callable[[PoolSpec, Sequence[Slot]], Allocator | None], cpus: Sequence[tuple[int, ...]]
+    spec: PoolSpec,
+    allocator: Callable[[PoolSpec, Sequence[Slot]], Allocator | None],
+    cpus: Sequence[tuple[int, ...]],
+    run: str = "",
 ) -> Pool:
     """Find a pool's devices and make its slots.
 
-    allocator: makes the pool's allocator, or None for plain slots. cpus: the CPU set of each slot.
+    allocator: makes the pool's allocator, or None for plain slots. cpus: the CPU set of each slot. run: the run
+    directory, which others that want its devices are told.
 
     Raises:
         PoolError: fewer devices than slots, another device than `device_name`, or the allocator cannot start.
@@ -214,7 +224,7 @@ def open_pool(
         why += f"; {mask} may hide others" if mask else ""
         raise PoolError(f"pool {spec.name} wants {spec.slots} devices, this host has {len(found)}{why}")
     slots = [_slot(spec, index, device, cpus) for index, device in enumerate(found[: spec.slots])]
-    return Pool(spec, slots, allocator(spec, slots))
+    return Pool(spec, slots, allocator(spec, slots), run)
 
 
 def _slot(spec: PoolSpec, index: int, device: HostDevice, cpus: Sequence[tuple[int, ...]]) -> Slot:

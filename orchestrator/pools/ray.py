@@ -1,5 +1,7 @@
 """Ray as an allocator: a placement group per slot, and nothing else. No task and no actor of ours runs on it.
 
+This is what `orchestrator.pools.ray_apart` runs in a process of its own; the orchestrator itself never loads Ray.
+
 Ray retries, reuses workers and swallows exit signals, so it is asked one question only: may this slot be used now? A
 placement group answers that, across all drivers of a cluster, without starting a worker process. Launches are fresh
 processes or containers of this host either way: on an existing cluster the groups are placed on this host's own node,
@@ -11,17 +13,15 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from moegate.errors import PoolError
 from moegate.extras import install
 from moegate.records import PoolSpec
-from orchestrator.pools.slots import Slot
 
 __all__ = ["RayAllocator", "check_offer", "resource_name", "start", "stop"]
 
@@ -29,7 +29,6 @@ _INSTALL = f"{install('ray')}, or write `ray: none` in the pool"
 _WAIT_S = 1  # Ray reads whole seconds
 _LOOK_S = 5.0
 _mutex = threading.Lock()
-_folders: list[str] = []
 
 
 def resource_name(pool: str) -> str:
@@ -52,7 +51,7 @@ class RayAllocator:
         self._asked: dict[int, Any] = {}
         self._looked = time.monotonic()
 
-    def take(self, slot: Slot) -> bool:
+    def take(self, slot: int) -> bool:
         """Reserve one unit of the pool's resource; False while the cluster has none free.
 
         A request stays in Ray's queue between calls, so that whoever asked first is served first.
@@ -63,21 +62,21 @@ class RayAllocator:
         from ray.util.placement_group import placement_group, placement_group_table
 
         with _mutex:
-            group = self._asked.pop(slot.index, None)
+            group = self._asked.pop(slot, None)
             if group is None:
                 group = placement_group([self._bundle], strategy="STRICT_PACK", **self._place)
                 ready = bool(group.wait(timeout_seconds=_WAIT_S))
             else:
                 ready = placement_group_table(group)["state"] == "CREATED"
-            (self._held if ready else self._asked)[slot.index] = group
+            (self._held if ready else self._asked)[slot] = group
         if not ready and time.monotonic() - self._looked > _LOOK_S:
             self._looked = time.monotonic()
             _own_node()
         return ready
 
-    def give(self, slot: Slot) -> None:
+    def give(self, slot: int) -> None:
         """Remove the slot's placement group."""
-        self._remove(slot.index)
+        self._remove(slot)
 
     def close(self) -> None:
         """Remove what is left."""
@@ -100,12 +99,12 @@ def stop() -> None:
 
     if ray.is_initialized():
         ray.shutdown()
-    while _folders:
-        shutil.rmtree(_folders.pop(), ignore_errors=True)
 
 
-def start(pools: Sequence[PoolSpec]) -> None:
+def start(pools: Sequence[PoolSpec], folder: Path) -> None:
     """Start a local Ray for these pools, or connect to the cluster that they name.
+
+    folder: where a local one keeps its logs and sockets; a short path, because a socket's is limited.
 
     Raises:
         PoolError: Ray is not installed, does not start, or does not offer the pool's slots.
@@ -133,7 +132,7 @@ def start(pools: Sequence[PoolSpec]) -> None:
         ) from None
     try:
         if address == "local":
-            _start_local(ray, pools)
+            _start_local(ray, pools, folder)
         else:
             ray.init(address=address, log_to_driver=False, configure_logging=False)
     except PoolError:
@@ -170,12 +169,10 @@ def _own_node() -> dict[str, Any]:
     raise PoolError("this host is no living node of the Ray cluster (fix: `ray start --address=...` here first)")
 
 
-def _start_local(ray: Any, pools: Sequence[PoolSpec]) -> None:
-    # Its sockets need a short path, and its logs are of no use after the run.
-    _folders.append(tempfile.mkdtemp(prefix="moegate-ray-"))
+def _start_local(ray: Any, pools: Sequence[PoolSpec], folder: Path) -> None:
     ray.init(
         address="local",
-        _temp_dir=_folders[-1],
+        _temp_dir=str(folder),
         num_cpus=1,
         num_gpus=0,
         resources={resource_name(pool.name): float(pool.slots) for pool in pools},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,11 +36,12 @@ class Site:
 
 @contextmanager
 def open_site(
-    plan: Plan, *, isolation: str | None, root: Path, logs: Path, say: Callable[[str], None]
+    plan: Plan, *, isolation: str | None, root: Path, logs: Path, say: Callable[[str], None], run: str = ""
 ) -> Iterator[Site]:
     """Open the pools that the plan's cells use, and close them afterwards.
 
-    A pool that cannot be opened does not stop the others: its cells will end BLOCKED.
+    A pool that cannot be opened does not stop the others: its cells will end BLOCKED. `run`: the run directory, which
+    others that want its devices are told.
     """
     used = {cell.pool for cell in plan.cells}
     specs = [pool for pool in plan.pools if pool.name in used]
@@ -48,21 +49,16 @@ def open_site(
     isolations = {name: found for name, found in chosen.items() if not isinstance(found, str)}
     down = {name: found for name, found in chosen.items() if isinstance(found, str)}
     pools: dict[str, Pool] = {}
-    try:
-        _open(specs, pools, down)
+    with ExitStack() as stack:
+        _open(specs, pools, down, stack, run)
+        for pool in pools.values():
+            stack.callback(pool.close)
         for name, reason in down.items():
             say(f"pool {name} is down: {reason}")
         yield Site(pools, isolations, ProcessIsolation(), down)
-    finally:
-        for pool in pools.values():
-            pool.close()
-        if any(pool.spec.ray != "none" for pool in pools.values()):
-            from orchestrator.pools import ray
-
-            ray.stop()
 
 
-def _open(specs: Sequence[PoolSpec], pools: dict[str, Pool], down: dict[str, str]) -> None:
+def _open(specs: Sequence[PoolSpec], pools: dict[str, Pool], down: dict[str, str], stack: ExitStack, run: str) -> None:
     wanted = [spec for spec in specs if spec.name not in down]
     try:
         cpus = _cpu_sets(wanted)
@@ -72,10 +68,10 @@ def _open(specs: Sequence[PoolSpec], pools: dict[str, Pool], down: dict[str, str
     # Devices first: a Ray cluster is not started for a pool that this host cannot have.
     for spec in wanted:
         try:
-            pools[spec.name] = open_pool(spec, _plain, cpus[spec.name])
+            pools[spec.name] = open_pool(spec, _plain, cpus[spec.name], run)
         except MoegateError as error:
             down[spec.name] = str(error)
-    _attach_ray([pool for pool in pools.values() if pool.spec.ray != "none"], pools, down)
+    _attach_ray([pool for pool in pools.values() if pool.spec.ray != "none"], pools, down, stack)
 
 
 def _plain(spec: PoolSpec, slots: Sequence[Slot]) -> Allocator | None:
@@ -83,19 +79,20 @@ def _plain(spec: PoolSpec, slots: Sequence[Slot]) -> Allocator | None:
     return None
 
 
-def _attach_ray(through_ray: Sequence[Pool], pools: dict[str, Pool], down: dict[str, str]) -> None:
+def _attach_ray(through_ray: Sequence[Pool], pools: dict[str, Pool], down: dict[str, str], stack: ExitStack) -> None:
     """Let Ray count the slots of these pools. One Ray per run: all of them must name the same one."""
     if not through_ray:
         return
-    from orchestrator.pools import ray
+    from orchestrator.pools.ray_apart import RayService, Share
 
     addresses = {pool.spec.ray for pool in through_ray}
     try:
         if len(addresses) > 1:
             raise PoolError(f"one run uses one Ray, the pools name {len(addresses)}: {', '.join(sorted(addresses))}")
-        ray.start([pool.spec for pool in through_ray])
+        service = RayService([pool.spec for pool in through_ray])
+        stack.callback(service.stop)
         for pool in through_ray:
-            pool.attach(ray.RayAllocator(pool.spec))
+            pool.attach(Share(service, pool.spec.name))
     except PoolError as error:
         for pool in through_ray:
             down[pool.spec.name] = str(error)

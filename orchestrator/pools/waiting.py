@@ -20,7 +20,9 @@ _NEXT = ".next"
 class WaitingRooms:
     """The places that one pool holds in waiting rooms, by slot."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: str = "") -> None:
+        """`run`: the run directory that the places are taken for."""
+        self._run = run
         self._held: dict[int, list[FileLock]] = {}
         self._asked: set[int] = set()
 
@@ -32,7 +34,7 @@ class WaitingRooms:
         places: list[FileLock] = []
         try:
             for name in names:
-                places.append(device_lock(name + _NEXT).acquire())
+                places.append(device_lock(name + _NEXT, self._run).acquire())
         except Held as error:
             _release(places)
             return error.holder

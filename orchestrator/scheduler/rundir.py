@@ -13,13 +13,14 @@ import errno
 import os
 import re
 import secrets
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from moegate import canonical, records
 from moegate.errors import InfraError, RecordError, RunLocked, UsageError
-from moegate.locks import FileLock, Held, holder_of
+from moegate.locks import FileLock, Held, holder_of, spoken
 from moegate.paths import is_file, is_folder, remove_folder
 from moegate.records import Plan
 from moegate.records.plan import MOST_CELLS
@@ -137,10 +138,14 @@ class RunDir:
         """
         for pause in (0.05, 0.1, None):  # a `status` that looks just now holds it for an instant
             try:
-                return FileLock(self.path / "lock").acquire()
+                return FileLock(self.path / "lock", run=str(self.path)).acquire()
             except Held as error:
                 if pause is None:
-                    raise RunLocked(f"{self.path} is held by another orchestrator: {error.holder}") from None
+                    raise RunLocked(
+                        f"{self.path} is held by another orchestrator: {spoken(error.holder)} (fix: wait for its end, "
+                        f"or end it with `orchestrator cancel {shlex.quote(str(self.path))}`, then --resume goes on; "
+                        "or name another folder with --out)"
+                    ) from None
                 time.sleep(pause)
         raise AssertionError
 
@@ -164,6 +169,12 @@ class RunDir:
             if error.errno == errno.ENAMETOOLONG:
                 raise UsageError(str(error.strerror), file=self.path, field="--out", fix="a shorter name") from None
             raise InfraError(f"{self.path}: cannot be made: {error.strerror}") from None
+        holder = self.holder()
+        if holder is not None:
+            raise UsageError(
+                f"another orchestrator runs there: {spoken(holder)}", file=self.path, field="--out",
+                fix="name another folder, or wait for its end and add --resume",
+            )  # fmt: skip
         if taken:
             raise UsageError(
                 "exists and is not empty", file=self.path, field="--out", fix="add --resume, or name another folder"

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from moegate import records
+from moegate.entry import asked_to_end
 from moegate.errors import InfraError, UsageError
 from moegate.exits import Exit
 from moegate.journal import Journal
@@ -119,7 +120,9 @@ def _session(
         journal.append("run", run=run, matrix=plan.matrix_digest, version=plan.version, cells=len(plan.cells))
     else:
         journal.append("resume", matrix=plan.matrix_digest, version=plan.version, cells=len(plan.cells))
-    opened = open_site(plan, isolation=isolation, root=root, logs=rundir.path / "images", say=progress.note)
+    opened = open_site(
+        plan, isolation=isolation, root=root, logs=rundir.path / "images", say=progress.note, run=str(rundir.path)
+    )
     with opened as site, Sources(root) as sources:
         _reap(site, run, progress)
         scheduler = Scheduler(
@@ -169,6 +172,10 @@ def _signals(stop: Callable[[str], None]) -> Iterator[list[Exit]]:
     # `nohup` has SIGHUP ignored, and that stays.
     wanted = [number for number in codes if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP]
     before = {number: signal.signal(number, handler) for number in wanted}
+    asked = asked_to_end()
+    if asked is not None:
+        caught.append(asked)
+        stop("stopped by a signal")
     try:
         yield caught
     finally:

@@ -5,28 +5,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from moegate import journal
-from orchestrator.bundle import read_run
 from orchestrator.scheduler import RunDir
-from orchestrator.scheduler.state import run_id
-
-
-def marked(run: str) -> list[int]:
-    """Processes that carry the run's mark."""
-    found = []
-    for name in (path.name for path in Path("/proc").iterdir()):
-        if name.isdigit() and int(name) != os.getpid():
-            try:
-                if f"MOEGATE_RUN={run}".encode() in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
-                    found.append(int(name))
-            except OSError:
-                continue
-    return found
+from tests.integration.run.history import check_history, wait_for_a_launch
 
 
 @pytest.fixture
@@ -39,43 +22,9 @@ def held(run):
     return hold
 
 
-def wait_for_a_launch(process: subprocess.Popen[str], path: Path) -> None:
-    """Wait until a launch of two arms is in the journal: check, test and tuning are over then, and it stands still."""
-    deadline = time.monotonic() + 200
-    while time.monotonic() < deadline:
-        if (path / "journal").is_file() and b'"launch"' in (path / "journal").read_bytes():
-            entries = journal.read(path / "journal")
-            if any(entry.kind == "launch" and entry.data["cell"].startswith("kernel-bench") for entry in entries):
-                return
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.01)
-    raise AssertionError("the run makes no progress")
-
-
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     text, _ = process.communicate(timeout=120)
     return process.returncode, text
-
-
-def check_history(path: Path) -> dict[str, str]:
-    """The invariants that hold after any number of kills; returns each cell's final state."""
-    entries = journal.read(path / "journal")
-    done, leases = Counter(), Counter()
-    passed: set[tuple[str, str]] = set()
-    for entry in entries:
-        key = (entry.data.get("cell"), entry.data.get("attempt"))
-        if entry.kind == "lease":
-            leases[key] += 1
-            assert (entry.data["cell"], entry.data["stage"]) not in passed, "a finished stage was executed again"
-        if entry.kind == "done":
-            done[key] += 1
-            if entry.data["state"] == "PASSED":
-                passed.add((entry.data["cell"], entry.data["stage"]))
-    assert set(done) == set(leases), "each attempt has an end"
-    assert set(done.values()) == set(leases.values()) == {1}, "and only one"
-    facts = read_run(path)
-    assert not marked(run_id(entries)), "nothing of the run is left running"
-    return {outcome.cell: outcome.state for outcome in facts.outcomes}
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -141,7 +90,8 @@ def test_the_second_command_is_exit_3_names_the_holder_and_writes_nothing(run):
         # It waits for nobody: the directory is held until this has ended.
         done = subprocess.run([*argv, "--out", str(run.path)], capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout) == (3, "")
-        assert f'"pid": {os.getpid()}' in done.stderr
+        assert f"process {os.getpid()}, running since 20" in done.stderr
+        assert f", for the run {run.path} (fix: wait for its end, or end it with `orchestrator cancel" in done.stderr
         assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
 
 

@@ -21,22 +21,20 @@ offer = {"num_cpus": 1, "num_gpus": 4, "resources": {"moegate_b60": 4}, "object_
 cluster = Cluster(initialize_head=True, head_node_args={**offer, "include_dashboard": False})
 cluster.add_node(**offer)
 from moegate.errors import PoolError
-from moegate.records import DeviceIdentity, PoolSpec
+from moegate.records import PoolSpec
 from orchestrator.pools import ray as pool
-from orchestrator.pools.slots import HostDevice, Slot
-import ray
+import pathlib, ray
 from ray.util.placement_group import placement_group_table
 import time
 
 spec = PoolSpec("b60", "xpu", slots=4, ray=cluster.address)
-slots = [Slot("b60", n, HostDevice(DeviceIdentity("xpu", "B60", f"0000:0{n}:00.0"), n)) for n in range(5)]
-pool.start([spec])
+pool.start([spec], pathlib.Path("/nowhere"))
 mine, theirs = pool.RayAllocator(spec), pool.RayAllocator(spec)
 take = lambda who, slot: any(who.take(slot) or time.sleep(0.1) for _ in range(300))
-took = [take(mine, slot) for slot in slots[:4]]
+took = [take(mine, slot) for slot in range(4)]
 own = ray.get_runtime_context().get_node_id()
 nodes = [set(placement_group_table(group)["bundles_to_node_id"].values()) for group in mine._held.values()]
-fifth = [theirs.take(slots[4]) for _ in range(3)]
+fifth = [theirs.take(4) for _ in range(3)]
 def left():
     free = ray._private.state.available_resources_per_node()
     return {node["NodeID"] == own: free[node["NodeID"]].get("GPU", 0) for node in ray.nodes()}
@@ -50,7 +48,7 @@ try:
 except PoolError as error:
     refused = str(error)
 mine.close()
-again = take(theirs, slots[4])
+again = take(theirs, 4)
 print(json.dumps({"took": took, "placed": all(found == {own} for found in nodes), "fifth": fifth, "again": again,
                   "here": seen[True], "there": seen[False], "refused": refused}))
 pool.stop()
@@ -80,4 +78,4 @@ def test_a_ray_client_address_is_refused_with_what_to_do() -> None:
     from orchestrator.pools import ray
 
     with pytest.raises(PoolError, match="run the orchestrator on the node with the devices"):
-        ray.start([PoolSpec("b60", "xpu", ray="ray://head:10001")])
+        ray.start([PoolSpec("b60", "xpu", ray="ray://head:10001")], Path("/nowhere"))

@@ -54,7 +54,7 @@ def test_a_named_path_is_the_persons_and_the_rest_the_machines(number: int, name
         ("7", 7, ""),
         ("None", 0, ""),
         ("sys.exit(4)", 4, ""),
-        ("(_ for _ in ()).throw(BrokenPipeError())", 0, ""),
+        ("(_ for _ in ()).throw(BrokenPipeError(32, 'Broken pipe'))", 3, "prog: Broken pipe"),
         ("(_ for _ in ()).throw(KeyboardInterrupt())", 130, ""),
     ],
 )
@@ -138,6 +138,65 @@ def test_a_signal_unwinds_and_is_the_exit_code(tmp_path: Path, number: int, code
     done = subprocess.run([sys.executable, "-c", body, str(number)], cwd=tmp_path, timeout=30, capture_output=True)
     assert (done.returncode, b"Traceback" in done.stderr) == (code, False)
     assert (tmp_path / "cleaned").is_file()
+
+
+def test_the_same_signal_twice_does_not_cut_the_end_short(tmp_path: Path) -> None:
+    """`timeout` sends it to the program and to its group."""
+    body = (
+        "import os, signal, time; from moegate.entry import guard, unwind_on_termination\n"
+        "unwind_on_termination()\n"
+        "def work():\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)\n"
+        "    finally:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM); time.sleep(0.1); open('cleaned', 'w').close()\n"
+        "guard('prog', work)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", body], cwd=tmp_path, timeout=30, capture_output=True)
+    assert (done.returncode, done.stderr) == (143, b"")
+    assert (tmp_path / "cleaned").is_file()
+
+
+def test_a_signal_that_a_finaliser_swallowed_is_still_known() -> None:
+    body = (
+        "import os, signal; from moegate.entry import asked_to_end, unwind_on_termination\n"
+        "unwind_on_termination()\n"
+        "class Gone:\n"
+        "    def __del__(self): os.kill(os.getpid(), signal.SIGTERM)\n"
+        "Gone(); print(asked_to_end())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", body], timeout=30, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "143\n")
+
+
+# A reader that goes at once or after a line, with standard error or without, and both ways that Python buffers.
+@pytest.mark.parametrize("reader", ["| true", "| head -1", "2>&1 | true", "2>&1 | head -1"])
+@pytest.mark.parametrize("options", ["", "-u"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_reader_that_goes_away_changes_neither_the_work_nor_its_code(
+    tmp_path: Path, reader: str, options: str, code: int
+) -> None:
+    (tmp_path / "work.py").write_text(
+        "import sys; from moegate.entry import guard\n"
+        "def work():\n"
+        "    for number in range(20000): print('a line of the answer', number)\n"
+        "    for number in range(2000): print('a note', file=sys.stderr)\n"
+        "    open('done', 'w').close()\n"
+        "    return int(sys.argv[1])\n"
+        "guard('prog', work)\n"
+    )
+    line = f"{sys.executable} {options} work.py {code} {reader}; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == str(code)
+    assert set(done.stderr.splitlines()) <= {"a note"}
+    assert (tmp_path / "done").is_file()
+
+
+def test_a_message_that_nobody_reads_leaves_the_code(tmp_path: Path) -> None:
+    for words, code in (("plan nowhere.yaml", 2), ("--nonsense", 2), ("schema", 0)):
+        line = f"{sys.executable} -P -m orchestrator {words} 2>&1 | true; echo ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert (done.stdout, done.stderr) == (f"{code}\n", "")
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:

@@ -186,3 +186,25 @@ def test_a_tick_that_raises_ends_the_child(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         child.wait(cancel, tick_s=0.05)
     assert not alive(child.pid)
+
+
+def test_a_session_is_ended_with_all_its_groups_and_no_other(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys\n"
+        "children = [subprocess.Popen(['sleep', '600'], process_group=0) for _ in range(3)]\n"
+        "print(*(child.pid for child in children), flush=True); sys.stdin.read()\n"
+    )
+    argv = [sys.executable, "-c", code]
+    leader = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    outside = subprocess.Popen(["sleep", "600"])
+    try:
+        assert leader.stdout is not None
+        inside = [int(word) for word in leader.stdout.readline().split()]
+        assert all(alive(pid) for pid in inside)
+        spawn.end_session(leader.pid)
+        assert not any(alive(pid) for pid in [leader.pid, *inside])
+        assert alive(outside.pid)
+    finally:
+        outside.kill()
+        outside.wait()
+        leader.communicate()

@@ -443,3 +443,17 @@ def _as_nobody(take: Callable[[], object]) -> str:
     os.waitpid(child, 0)
     with os.fdopen(reading) as stream:
         return stream.read()
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ('{"pid": 7, "since": "T", "run": "/a/run"}', "process 7, running since T, for the run /a/run"),
+        ('{"pid": 7}', "process 7"),
+        ("another process", "another process"),
+        ('{"pid": null}', '{"pid": null}'),
+        ("[]", "[]"),
+    ],
+)
+def test_a_holder_is_said_in_words(written: str, said: str) -> None:
+    assert locks.spoken(written) == said
