@@ -114,6 +114,27 @@ def test_topk_properties(data: st.DataObject) -> None:
     assert torch.equal(ids, topk_reference(logits, Router(k), bias)[1])
 
 
+@given(seed=st.integers(0, 1000), middle=st.integers(-80, 80), spread=st.sampled_from([0.5, 3.0]))
+@QUICK
+def test_scores_of_softplus_keep_their_precision_however_far_the_logits_are_from_zero(
+    seed: int, middle: int, spread: float
+) -> None:
+    logits = torch.randn(16, 24, generator=torch.Generator().manual_seed(seed)) * spread + middle
+    router = Router(4, "sqrtsoftplus", renormalize=False)
+    weights, ids = topk(logits.to(DEVICE), router)
+    exact = logits.double().clamp(min=0) + torch.log1p(torch.exp(-logits.double().abs()))
+    torch.testing.assert_close(weights.cpu().double(), exact.sqrt().gather(1, ids.cpu().long()), rtol=2e-5, atol=0)
+    torch.testing.assert_close(weights, topk_reference(logits.to(DEVICE), router)[0], rtol=2e-5, atol=0)
+    best = logits.topk(4).values  # logits closer than this may share a score, and then the first of them wins
+    torch.testing.assert_close(logits.gather(1, ids.cpu().long()), best, rtol=0, atol=1e-3)
+
+
+def test_scores_of_softplus_at_the_ends_of_float32() -> None:
+    logits = torch.tensor([[float("inf")], [float("-inf")], [float("nan")], [-200.0], [200.0], [0.0]], device=DEVICE)
+    router = Router(1, "sqrtsoftplus", renormalize=False)
+    torch.testing.assert_close(topk(logits, router)[0], topk_reference(logits, router)[0], equal_nan=True)
+
+
 def test_topk_of_nothing_and_refusals() -> None:
     weights, ids = topk(torch.randn(0, 8, device=DEVICE), Router(2))
     assert weights.shape == ids.shape == (0, 2)
