@@ -49,17 +49,20 @@ def fused_experts(
 ) -> torch.Tensor:
     """Routed experts of one layer.
 
-    x [M, H]; topk_weights float32 [M, k]; topk_ids int32 or int64 [M, k], -1 for an expert that is not here (its share
-    is zero). expert_map: int32 [global experts], the local index of each or -1: topk_ids are global then. backend:
-    `triton`, `torch` or `reference`, already resolved by `moegate.dispatch`. up, down: configs of the two projections
-    for this M ({"BLOCK_SIZE_M": ..}); they must agree in BLOCK_SIZE_M; only `triton` needs them. The router weight
-    multiplies the up projection's result with apply_router_weight_on_input, else the down projection's.
+    x [M, H]; topk_weights float32 [M, k]; topk_ids int32 or int64 [M, k], -1 for an expert that is not here: its share
+    is zero, and so is that of any id that no expert has. expert_map: int32 [global experts], the local index of each or
+    -1: topk_ids are global then. backend: `triton`, `torch` or `reference`, already resolved by `moegate.dispatch`. up,
+    down: configs of the two projections for this M ({"BLOCK_SIZE_M": ..}); they must agree in BLOCK_SIZE_M; only
+    `triton` needs them. The router weight multiplies the up projection's result with apply_router_weight_on_input, else
+    the down projection's.
     Returns [M, H] of x's dtype. Raises ValueError when shapes do not fit or the backend is unknown.
     """
     row = _ROWS.get(backend)
     if row is None:
         raise ValueError(f"fused_experts has no backend {backend!r}: {', '.join(_ROWS)}")
     ids = _local(topk_ids, expert_map)
+    if row is run_torch:  # the others look for the ids that they know, this one counts all there are
+        ids = torch.where(ids == ids.clamp(-1, experts.num_experts - 1), ids, -1)
     _check_call(x, experts, topk_weights, ids)
     scale = routed_scaling_factor
     return row(Call(x, experts, topk_weights, ids, up, down, apply_router_weight_on_input, scale))
@@ -120,8 +123,10 @@ def fused_experts_reference(
 def _local(ids: torch.Tensor, expert_map: torch.Tensor | None) -> torch.Tensor:
     if expert_map is None:
         return ids
-    mapped = expert_map[ids.clamp(min=0).long()]
-    return torch.where(ids < 0, torch.full_like(mapped, -1), mapped).to(torch.int32)
+    if expert_map.ndim != 1 or not expert_map.numel():
+        raise ValueError(f"expert_map must be [global experts], not {list(expert_map.shape)}")
+    known = ids.clamp(0, expert_map.shape[0] - 1)
+    return torch.where(ids == known, expert_map[known.long()], -1).to(torch.int32)
 
 
 def _check_call(x: torch.Tensor, e: PreparedExperts, weights: torch.Tensor, ids: torch.Tensor) -> None:

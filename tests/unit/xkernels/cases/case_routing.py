@@ -57,6 +57,19 @@ def test_align_leaves_invalid_experts_out_on_request(tokens: int) -> None:
     assert int((made.sorted_ids < ids.numel()).sum()) == int((ids >= 0).sum())
 
 
+@pytest.mark.parametrize("tokens", [3, 90, 300])
+@pytest.mark.parametrize("leave_out", [False, True])
+def test_align_counts_every_id_that_no_expert_has_as_none(tokens: int, leave_out: bool) -> None:
+    ids = torch.randint(-1, 6, (tokens, 4), device=DEVICE)
+    others = torch.tensor([6, -2, 1 << 20, -(1 << 31), (1 << 32) + 2, -(1 << 32)], device=DEVICE)
+    strange = torch.where(ids < 0, others[torch.randint(0, 6, ids.shape, device=DEVICE)], ids)
+    same_alignment(strange, 16, 6, ignore_invalid_expert=leave_out)
+    got = moe_align_block_size(strange, 16, 6, ignore_invalid_expert=leave_out)
+    want = moe_align_block_size(ids, 16, 6, ignore_invalid_expert=leave_out)
+    assert torch.equal(got.sorted_ids, want.sorted_ids)
+    assert torch.equal(got.expert_ids, want.expert_ids)
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 17, 300])
 def test_align_many_chunks_and_one_expert(tokens: int) -> None:
     ids = torch.randint(-1, 64, (tokens, 6), dtype=torch.int32, device=DEVICE)
