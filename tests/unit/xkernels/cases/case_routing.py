@@ -181,6 +181,13 @@ def test_silu_and_mul(activation: Activation, shape: tuple[int, ...]) -> None:
 def test_activation_refuses_half_given_rules() -> None:
     with pytest.raises(ValueError, match="needs alpha and limit"):
         Activation("swiglu", alpha=1.7)
+    with pytest.raises(ValueError, match="activation must be one of silu, swiglu, clamped, not 'gelu'"):
+        Activation("gelu")  # type: ignore[arg-type]
+    for limit in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=f"activation limit must be a number above zero, .* not {limit}"):
+            Activation("silu", limit=limit)
+    with pytest.raises(ValueError, match="activation alpha must be a finite number, not nan"):
+        Activation("swiglu", alpha=float("nan"), limit=7.0)
     with pytest.raises(ValueError, match="even"):
         silu_and_mul(torch.zeros(2, 3, device=DEVICE))
 
