@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from xkernels.device import live
+from xkernels.ops.expert_config import check_config
 from xkernels.ops.fused_experts import fused_experts, prepare_experts
 from xkernels.ops.mxfp4 import dequantize_mxfp4, quantize_mxfp4
 from xkernels.ops.scheme import Scheme, block_shape
@@ -171,3 +172,58 @@ def test_scales_of_fp8_are_no_integers() -> None:
     scale = torch.ones(2, device=DEVICE)
     with pytest.raises(ValueError, match=r"w1_scale must be a floating-point tensor, not torch.int32"):
         prepare_experts(w1, w2, scheme=Scheme("fp8_tensor"), w1_scale=scale.int(), w2_scale=scale)
+
+
+TILE = config(16, 32, 32)
+WEIGHTS, IDS = torch.full((3, 2), 0.5), torch.tensor([[0, 1], [2, 3], [5, 4]])
+CALLS: list[tuple[dict[str, Any], str]] = [
+    ({"x": torch.ones(3, 32).half()}, r"backend triton .* one dtype, not torch.float16 and torch.float32"),
+    ({"x": torch.ones(3, 32).long()}, r"x must be float32, float16 or bfloat16, not torch.int64"),
+    ({"x": torch.ones(3, 32).long(), "backend": "torch"}, r"x must be float32, float16 or bfloat16, not torch.int64"),
+    ({"topk_ids": IDS.float()}, r"topk_ids must be int32 or int64, not torch.float32"),
+    ({"topk_ids": IDS.float(), "backend": "torch"}, r"topk_ids must be int32 or int64, not torch.float32"),
+    ({"topk_weights": WEIGHTS.half()}, r"topk_weights must be float32, not torch.float16"),
+    ({"topk_weights": WEIGHTS.t().contiguous().t()}, r"topk_weights must be contiguous, not with strides \[1, 3\]"),
+    ({"up": TILE | {"BLOCK_SIZE_M": 24}}, "up projection: BLOCK_SIZE_M must be 1 or a power of two of .* 16, not 24"),
+    ({"down": TILE | {"GROUP_SIZE_M": 0}}, "down projection: GROUP_SIZE_M must be an integer of at least 1, not 0"),
+    ({"down": TILE | {"num_warps": [4]}}, r"num_warps must be a power of two of at least 1, not \[4\]"),
+    ({"up": {}}, "up projection: BLOCK_SIZE_M is missing"),
+    ({"expert_map": torch.arange(5)}, "expert_map is of 5 global experts, which are fewer than the 6 here"),
+    ({"expert_map": torch.arange(6).float()}, r"expert_map must be int32 or int64 \[global experts\], not"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wrong", "words"), CALLS, ids=[words[:40] for _, words in CALLS])
+def test_calls_that_are_refused(wrong: dict[str, Any], words: str) -> None:
+    experts = prepare_experts(random(6, 48, 32, seed=1), random(6, 32, 24, seed=2))
+    call = {
+        "x": torch.ones(3, 32),
+        "topk_weights": WEIGHTS,
+        "topk_ids": IDS,
+        "backend": "triton",
+        "up": TILE,
+        "down": TILE,
+    }
+    call = {name: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for name, v in (call | wrong).items()}
+    with pytest.raises(ValueError, match=words):
+        fused_experts(experts=experts, **call)
+
+
+def test_a_config_is_looked_at_in_every_call_of_its_values() -> None:
+    tile = dict(TILE)
+    check_config("up", tile)
+    tile["BLOCK_SIZE_K"] = 48
+    with pytest.raises(ValueError, match="BLOCK_SIZE_K must be a power of two of at least 16, not 48"):
+        check_config("up", tile)
+
+
+@pytest.mark.parametrize("tile", [config(1, 16, 64), config(16, 32, 32), config(64, 32, 32)], ids=str)
+@pytest.mark.parametrize("tokens", [3, 90])  # entries of one chunk of the alignment, and of several
+def test_ids_of_no_expert_add_nothing_on_any_path(tile: dict[str, Any], tokens: int) -> None:
+    experts = prepare_experts(random(6, 48, 32, seed=1), random(6, 32, 24, seed=2), b2=random(6, 32, seed=4))
+    x, (weights, ids) = random(tokens, 32, seed=3), routed(tokens, 6, 2)
+    for absent in (6, -2, 1 << 20):
+        got = fused_experts(x, experts, weights, ids.where(ids != 1, absent), backend="triton", up=tile, down=tile)
+        want = fused_experts(x, experts, weights, ids.where(ids != 1, -1), backend="triton", up=tile, down=tile)
+        assert torch.equal(got, want)
+        assert not got.isnan().any()
