@@ -77,7 +77,7 @@ def quantise(w: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor, to
     return codes, scale, codes.float() * wide
 
 
-SIZES = [("fp8_block", 256, 128), ("fp8_block", 384, 256)] + [
+SIZES = [("fp8_block", 256, 128)] + [
     (kind, h, n)
     for kind in ("fp8_tensor", "fp8_channel", "mxfp4")
     for h, n in ((256, 96), (160, 72), (192, 200))  # columns, no multiples of 128
@@ -217,9 +217,11 @@ def test_a_config_is_looked_at_in_every_call_of_its_values() -> None:
         check_config("up", tile)
 
 
-@pytest.mark.parametrize("tile", [config(1, 16, 64), config(16, 32, 32), config(64, 32, 32)], ids=str)
-@pytest.mark.parametrize("tokens", [3, 90])  # entries of one chunk of the alignment, and of several
-def test_ids_of_no_expert_add_nothing_on_any_path(tile: dict[str, Any], tokens: int) -> None:
+# The alignment of few entries is one program's, of many it is several chunks'.
+@pytest.mark.parametrize(
+    ("tokens", "tile"), [(3, config(1, 16, 64)), (3, config(16, 32, 32)), (90, config(64, 32, 32))]
+)
+def test_ids_of_no_expert_add_nothing_on_any_path(tokens: int, tile: dict[str, Any]) -> None:
     experts = prepare_experts(random(6, 48, 32, seed=1), random(6, 32, 24, seed=2), b2=random(6, 32, seed=4))
     x, (weights, ids) = random(tokens, 32, seed=3), routed(tokens, 6, 2)
     for absent in (6, -2, 1 << 20):
