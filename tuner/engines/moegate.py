@@ -31,7 +31,7 @@ from xkernels.ops._details import experts as _experts
 from xkernels.ops._details.experts import Rows, down_projection, expert_weights, up_projection
 from xkernels.ops.align import Alignment, moe_align_block_size
 from xkernels.ops.fused_experts import fused_experts, fused_experts_reference, prepare_experts
-from xkernels.ops.prepared import GROUP, PreparedExperts, deinterleave
+from xkernels.ops.prepared import PreparedExperts, deinterleave
 from xkernels.ops.quant import per_token_group_quant_fp8, per_token_group_quant_fp8_reference
 from xkernels.ops.reduce import moe_sum_reduce
 from xkernels.ops.scheme import BLOCK_K, NONE, Scheme
@@ -48,15 +48,16 @@ def make(problem: Problem) -> Adapter:
 
 
 def scheme_of(problem: Problem) -> Scheme:
-    """The quantisation scheme of a problem's weights. UsageError for a block shape or an N without a kernel."""
+    """The quantisation scheme of a problem's weights. UsageError for a block shape or a size without a kernel."""
     if not problem.dtype.startswith("fp8"):
         return NONE
     if problem.block_shape is None:
         return Scheme("fp8_tensor")
     if problem.block_shape != (BLOCK_K, BLOCK_K):
         raise UsageError(f"block shape {list(problem.block_shape)} has no kernel", fix=f"[{BLOCK_K}, {BLOCK_K}]")
-    if problem.N % GROUP:
-        raise UsageError(f"N must be a multiple of {GROUP} in block FP8, not {problem.N}", field="--shape")
+    for name, size in (("N", problem.N), ("H", problem.H)):
+        if size % BLOCK_K:
+            raise UsageError(f"{name} must be a multiple of {BLOCK_K} in block FP8, not {size}", field="--shape")
     return Scheme("fp8_block", problem.block_shape)
 
 

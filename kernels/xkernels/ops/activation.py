@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
 from xkernels.ops._details import activation as _k
 from xkernels.ops._details.common import cdiv, next_power_of_2
+
+Kind = Literal["silu", "swiglu", "clamped"]
 
 
 @dataclass(frozen=True)
@@ -19,13 +22,22 @@ class Activation:
     - `swiglu` (GPT-OSS; needs `alpha` and `limit`): g = min(gate, limit), u = clamp(up, -limit, limit),
       g * sigmoid(alpha * g) * (u + 1).
     - `clamped` (DeepSeek-V4's swiglu limit): silu(min(gate, limit)) * clamp(up, -limit, limit).
+
+    No limit is None. Raises ValueError for another kind, a limit that is not above zero, and what a kind lacks or does
+    not take.
     """
 
-    kind: Literal["silu", "swiglu", "clamped"] = "silu"
+    kind: Kind = "silu"
     alpha: float | None = None
     limit: float | None = None
 
     def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"activation must be one of {', '.join(get_args(Kind))}, not {self.kind!r}")
+        if self.limit is not None and not 0 < self.limit < math.inf:
+            raise ValueError(f"activation limit must be a number above zero, or None for no limit, not {self.limit}")
+        if self.alpha is not None and not math.isfinite(self.alpha):
+            raise ValueError(f"activation alpha must be a finite number, not {self.alpha}")
         if self.kind == "swiglu" and (self.alpha is None or self.limit is None):
             raise ValueError("activation swiglu needs alpha and limit (GPT-OSS: 1.702 and 7.0)")
         if self.kind == "clamped" and self.limit is None:

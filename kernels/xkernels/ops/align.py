@@ -48,10 +48,11 @@ def moe_align_block_size(
 ) -> Alignment:
     """Sort routed tokens by expert, on the device and without a host synchronisation.
 
-    topk_ids: int32 or int64 [tokens, topk], values -1 (no local expert) to num_experts - 1. block: a positive number.
-    Order within an expert is the order of `topk_ids` (stable). ignore_invalid_expert: leave entries of -1 out wholly
-    instead of giving them blocks of their own; whoever reads the result must not expect rows for them (`fused_experts`
-    does, to write zeros). Raises ValueError on a wrong rank, dtype or block.
+    topk_ids: int32 or int64 [tokens, topk], values 0 to num_experts - 1; any other, such as -1, stands for no local
+    expert. block: a positive number. Order within an expert is the order of `topk_ids` (stable). ignore_invalid_expert:
+    leave entries of no expert out wholly instead of giving them blocks (of expert -1) of their own; whoever reads the
+    result must not expect rows for them (`fused_experts` does, to write zeros). Raises ValueError on a wrong rank,
+    dtype or block.
     """
     _check(topk_ids, block, num_experts)
     numel, device = topk_ids.numel(), topk_ids.device
@@ -91,6 +92,7 @@ def moe_align_block_size_reference(
     """The twin of `moe_align_block_size` in plain torch, one expert after the other."""
     _check(topk_ids, block, num_experts)
     flat = topk_ids.reshape(-1).cpu().long()
+    flat = torch.where((flat >= 0) & (flat < num_experts), flat, -1)
     numel = flat.numel()
     cap = capacity(numel, block, num_experts)
     sorted_ids = torch.full((cap,), numel, dtype=torch.int32)
@@ -111,5 +113,5 @@ def moe_align_block_size_reference(
 def _check(topk_ids: torch.Tensor, block: int, num_experts: int) -> None:
     if topk_ids.ndim != 2 or topk_ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"topk_ids must be int32 or int64 [tokens, topk], not {topk_ids.dtype} {list(topk_ids.shape)}")
-    if block < 1 or num_experts < 1:
-        raise ValueError(f"block and num_experts must be positive, not {block} and {num_experts}")
+    if not isinstance(block, int) or not isinstance(num_experts, int) or block < 1 or num_experts < 1:
+        raise ValueError(f"block and num_experts must be positive whole numbers, not {block} and {num_experts}")

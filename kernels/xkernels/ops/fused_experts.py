@@ -16,6 +16,7 @@ from xkernels.ops._details.experts import (
     up_projection,
 )
 from xkernels.ops.align import Alignment
+from xkernels.ops.expert_config import check_config
 from xkernels.ops.prepared import PreparedExperts, prepare_experts
 
 __all__ = [
@@ -26,6 +27,9 @@ __all__ = [
     "fused_experts_reference",
     "prepare_experts",
 ]
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_INTS = (torch.int32, torch.int64)
 
 _ROWS: dict[str, Callable[[Call], torch.Tensor]] = {
     "triton": run_triton,
@@ -49,18 +53,26 @@ def fused_experts(
 ) -> torch.Tensor:
     """Routed experts of one layer.
 
-    x [M, H]; topk_weights float32 [M, k]; topk_ids int32 or int64 [M, k], -1 for an expert that is not here (its share
-    is zero). expert_map: int32 [global experts], the local index of each or -1: topk_ids are global then. backend:
-    `triton`, `torch` or `reference`, already resolved by `moegate.dispatch`. up, down: configs of the two projections
-    for this M ({"BLOCK_SIZE_M": ..}); they must agree in BLOCK_SIZE_M; only `triton` needs them. The router weight
-    multiplies the up projection's result with apply_router_weight_on_input, else the down projection's.
-    Returns [M, H] of x's dtype. Raises ValueError when shapes do not fit or the backend is unknown.
+    x [M, H] float32, float16 or bfloat16, with `triton` of unquantised weights' own dtype; topk_weights float32 [M, k],
+    contiguous; topk_ids int32 or int64 [M, k], -1 for an expert that is not here: its share is zero, and so is that of
+    any id that no expert has. expert_map: int32 or int64 [global experts], the local index of each or -1: topk_ids are
+    global then. backend: `triton`, `torch` or `reference`, already resolved by `moegate.dispatch`. up, down: configs of
+    the two projections for this M ({"BLOCK_SIZE_M": ..}); they must agree in BLOCK_SIZE_M; only `triton` needs them.
+    The router weight multiplies the up projection's result with apply_router_weight_on_input, else the down
+    projection's. Returns [M, H] of x's dtype. Raises ValueError when shapes, dtypes or values of a config do not fit,
+    and for an unknown backend.
     """
     row = _ROWS.get(backend)
     if row is None:
         raise ValueError(f"fused_experts has no backend {backend!r}: {', '.join(_ROWS)}")
-    ids = _local(topk_ids, expert_map)
-    _check_call(x, experts, topk_weights, ids)
+    _check_call(x, experts, topk_weights, topk_ids.shape)
+    if topk_ids.dtype not in _INTS:
+        raise ValueError(f"topk_ids must be int32 or int64, not {topk_ids.dtype}")
+    if row is run_triton:
+        _check_tiles(x, experts, up, down)
+    ids = topk_ids if expert_map is None else _local(topk_ids, expert_map, experts.num_experts)
+    if row is run_torch:  # the others look for the ids that they know, this one counts all there are
+        ids = torch.where(ids == ids.clamp(-1, experts.num_experts - 1), ids, -1)
     scale = routed_scaling_factor
     return row(Call(x, experts, topk_weights, ids, up, down, apply_router_weight_on_input, scale))
 
@@ -79,9 +91,10 @@ def expert_slots(
     BLOCK_SIZE_M. Returns [M, k, H] of x's dtype: its sum over k, as `moe_sum_reduce` takes it, is `fused_experts`.
     Raises ValueError when shapes or blocks do not fit.
     """
+    _check_call(x, experts, topk_weights, topk_weights.shape)
+    _check_tiles(x, experts, up, down)
     if {int(config["BLOCK_SIZE_M"]) for config in (up, down)} != {alignment.block}:
         raise ValueError(f"an alignment in blocks of {alignment.block} does not fit {dict(up)} and {dict(down)}")
-    _check_call(x, experts, topk_weights, topk_weights)
     hidden = up_projection(x, experts, topk_weights, alignment, up, down=down)
     return down_projection(hidden, experts, topk_weights, alignment, down, x.dtype)
 
@@ -117,19 +130,40 @@ def fused_experts_reference(
     )  # fmt: skip
 
 
-def _local(ids: torch.Tensor, expert_map: torch.Tensor | None) -> torch.Tensor:
-    if expert_map is None:
-        return ids
-    mapped = expert_map[ids.clamp(min=0).long()]
-    return torch.where(ids < 0, torch.full_like(mapped, -1), mapped).to(torch.int32)
+def _local(ids: torch.Tensor, expert_map: torch.Tensor, experts: int) -> torch.Tensor:
+    if expert_map.ndim != 1 or expert_map.dtype not in _INTS:
+        raise ValueError(
+            f"expert_map must be int32 or int64 [global experts], not {expert_map.dtype} {list(expert_map.shape)}"
+        )
+    size = expert_map.shape[0]
+    if size < max(1, experts):
+        raise ValueError(f"expert_map is of {size} global experts, which are fewer than the {experts} here")
+    known = ids.clamp(0, size - 1)
+    return torch.where(ids == known, expert_map[known.long()], -1).to(torch.int32)
 
 
-def _check_call(x: torch.Tensor, e: PreparedExperts, weights: torch.Tensor, ids: torch.Tensor) -> None:
+def _check_call(x: torch.Tensor, e: PreparedExperts, weights: torch.Tensor, ids: torch.Size) -> None:
     if x.ndim != 2 or x.shape[1] != e.hidden:
         raise ValueError(f"x must be [tokens, {e.hidden}], not {list(x.shape)}")
-    if ids.ndim != 2 or ids.shape[0] != x.shape[0] or weights.shape != ids.shape:
+    if x.dtype not in _FLOATS:
+        raise ValueError(f"x must be float32, float16 or bfloat16, not {x.dtype}")
+    if len(ids) != 2 or ids[0] != x.shape[0] or weights.shape != ids:
         raise ValueError(
-            f"topk_weights and topk_ids must be [{x.shape[0]}, topk], not {list(weights.shape)} and {list(ids.shape)}"
+            f"topk_weights and topk_ids must be [{x.shape[0]}, topk], not {list(weights.shape)} and {list(ids)}"
         )
-    if weights.dtype != torch.float32 or not weights.is_contiguous():
-        raise ValueError(f"topk_weights must be contiguous float32, not {weights.dtype}")
+    if weights.dtype != torch.float32:
+        raise ValueError(f"topk_weights must be float32, not {weights.dtype}")
+    if not weights.is_contiguous():
+        raise ValueError(f"topk_weights must be contiguous, not with strides {list(weights.stride())}")
+
+
+def _check_tiles(
+    x: torch.Tensor, e: PreparedExperts, up: Mapping[str, Any] | None, down: Mapping[str, Any] | None
+) -> None:
+    """What backend `triton` asks for beside what every backend does."""
+    if e.scheme.kind == "none" and x.dtype != e.w1.dtype:
+        raise ValueError(f"backend triton multiplies x and weights of one dtype, not {x.dtype} and {e.w1.dtype}")
+    if up is None or down is None:
+        raise ValueError("backend triton needs the configs of both projections (up and down)")
+    check_config("up", up)
+    check_config("down", down)

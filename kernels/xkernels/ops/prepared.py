@@ -13,7 +13,7 @@ import torch
 
 from xkernels.ops._details.common import cdiv
 from xkernels.ops.activation import SILU, Activation
-from xkernels.ops.scheme import MXFP4_GROUP, NONE, Scheme
+from xkernels.ops.scheme import BLOCK_K, MXFP4_GROUP, NONE, Scheme
 
 GROUP = 8  # gate and up rows alternate in groups of this many: one thread then holds a gate and its up value
 _MXFP4_ALIGN = 64  # intermediate sizes are padded to this: whole groups of 32 for any tile of the down projection
@@ -122,9 +122,10 @@ def prepare_experts(
     w1 [E, 2N, H]: N gate rows, then N up rows (gate_up_interleaved: alternating, as GPT-OSS stores them); w2
     [E, H, N]; b1 [E, 2N]; b2 [E, H]. Unquantised weights are float32, float16 or bfloat16; FP8 ones float8; MXFP4
     ones uint8 with two values per byte along the last dimension. Scales as checkpoints have them: per tensor [E] or
-    [E, 2]; per channel [E, rows] or [E, rows, 1]; per block [E, cdiv(rows, bn), cdiv(cols, bk)]; MXFP4 uint8
-    [E, rows, cols / 32]. `intermediate`: true N where the checkpoint's tensors are padded; padding is dropped.
-    The scheme decides, not the weights' dtype. Raises ValueError when shapes, dtypes and scheme do not fit together.
+    [E, 2] (gate, up); per channel [E, rows] or [E, rows, 1]; per block of [128, 128] [E, rows / 128, cols / 128], with
+    H and N multiples of 128; MXFP4 uint8 or float8_e8m0fnu [E, rows, cdiv(cols, 32)], with H a multiple of 32.
+    `intermediate`: true N where the checkpoint's tensors are padded; padding is dropped. The scheme decides, not the
+    weights' dtype. Raises ValueError when shapes, dtypes and scheme do not fit together.
     """
     pack = 2 if scheme.kind == "mxfp4" else 1
     _check_weights(w1, w2, b1, b2, scheme, pack)
@@ -219,44 +220,69 @@ def _prepare_scales(
         raise ValueError(f"scheme {scheme.kind} needs w1_scale and w2_scale")
     experts, hidden = w2.shape[0], w2.shape[1]
     if scheme.kind == "mxfp4":
-        _expect("w1_scale", s1, (experts, 2 * given, w1.shape[2] * 2 // MXFP4_GROUP))
+        s1, s2 = _exponents("w1_scale", s1), _exponents("w2_scale", s2)
+        _divides(MXFP4_GROUP, "hidden size", hidden, scheme)
+        _expect("w1_scale", s1, (experts, 2 * given, hidden // MXFP4_GROUP))
         _expect("w2_scale", s2, (experts, hidden, cdiv(given, MXFP4_GROUP)))
         padded = cdiv(n, _MXFP4_ALIGN) * _MXFP4_ALIGN // MXFP4_GROUP
         rows = interleave(_halves(s1, given, n, interleaved), _MXFP4_ALIGN)
         return rows, _pad_columns(s2, cdiv(n, MXFP4_GROUP), padded, 127)
+    s1, s2 = _factors("w1_scale", s1), _factors("w2_scale", s2)
     if scheme.kind == "fp8_block":
-        return _block_scales(scheme, s1.float(), s2.float(), w2, given, n, interleaved)
-    rows1 = _row_scales("w1_scale", s1.float(), experts, 2 * given, halves=True)
-    rows2 = _row_scales("w2_scale", s2.float(), experts, hidden, halves=False)
-    return interleave(_halves(rows1, given, n, interleaved)), rows2.contiguous()
+        return _block_scales(scheme, s1, s2, w2, given, n, interleaved)
+    rows1 = _gate_up_scales(s1, experts, given, n, interleaved)
+    return interleave(rows1), _row_scales("w2_scale", s2, experts, hidden).contiguous()
+
+
+def _exponents(name: str, s: torch.Tensor) -> torch.Tensor:
+    """MXFP4's scales as the kernels read them: bytes of e8m0."""
+    if s.dtype not in (torch.uint8, torch.float8_e8m0fnu):
+        raise ValueError(f"{name} of mxfp4 must be uint8 or float8_e8m0fnu, not {s.dtype}")
+    return s.view(torch.uint8)
+
+
+def _factors(name: str, s: torch.Tensor) -> torch.Tensor:
+    """FP8's scales as float32."""
+    if not s.dtype.is_floating_point:
+        raise ValueError(f"{name} must be a floating-point tensor, not {s.dtype}")
+    return s.float()
+
+
+def _divides(group: int, name: str, size: int, scheme: Scheme) -> None:
+    """Refuse a size with a rest beside its groups of scales: whether a kernel took that would depend on its tile."""
+    if size % group:
+        raise ValueError(f"{name} must be a multiple of {group} with scheme {scheme.kind}, not {size}")
 
 
 def _block_scales(
     scheme: Scheme, s1: torch.Tensor, s2: torch.Tensor, w2: torch.Tensor, given: int, n: int, interleaved: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    assert scheme.block is not None
-    bn, bk = scheme.block
+    if scheme.block != (BLOCK_K, BLOCK_K):
+        raise ValueError(f"fused experts take weight blocks of [{BLOCK_K}, {BLOCK_K}], not {list(scheme.block or ())}")
     if interleaved or n != given:
         raise ValueError("fp8_block weights must be unpadded, gate rows before up rows")
     experts, hidden = w2.shape[0], w2.shape[1]
-    _expect("w1_scale", s1, (experts, cdiv(2 * n, bn), cdiv(hidden, bk)))
-    _expect("w2_scale", s2, (experts, cdiv(hidden, bn), cdiv(n, bk)))
-    if bn % GROUP and bn != 1:
-        raise ValueError(f"weight blocks must have 1 row or a multiple of {GROUP}, not {bn}")
-    if bn == 1 or n % GROUP:
-        raise ValueError("fused experts take [128, 128] blocks and an intermediate size that is a multiple of 8")
-    rows = s1[:, torch.arange(2 * n, device=s1.device) // bn]
+    _divides(BLOCK_K, "hidden size", hidden, scheme)
+    _divides(BLOCK_K, "intermediate size", n, scheme)
+    _expect("w1_scale", s1, (experts, 2 * n // BLOCK_K, hidden // BLOCK_K))
+    _expect("w2_scale", s2, (experts, hidden // BLOCK_K, n // BLOCK_K))
+    rows = s1[:, torch.arange(2 * n, device=s1.device) // BLOCK_K]
     return interleave(rows)[:, ::GROUP].contiguous(), s2.contiguous()
 
 
-def _row_scales(name: str, s: torch.Tensor, experts: int, rows: int, *, halves: bool) -> torch.Tensor:
-    """One scale per weight row from scales per tensor ([E], or [E, 2] for gate and up) or per channel."""
-    if s.ndim == 3 and s.shape[2] == 1:
-        s = s[:, :, 0]
+def _gate_up_scales(s: torch.Tensor, experts: int, given: int, n: int, interleaved: bool) -> torch.Tensor:
+    """One scale per row of w1 [E, 2 * n], gate rows first, from scales per tensor ([E], or [E, 2]) or per channel."""
+    s = s[:, :, 0] if s.ndim == 3 and s.shape[2] == 1 else s
+    if s.shape == (experts, 2):  # of the gate and of the up projection, however the checkpoint's rows alternate
+        return s.repeat_interleave(n, dim=1)
+    return _halves(_row_scales("w1_scale", s, experts, 2 * given), given, n, interleaved)
+
+
+def _row_scales(name: str, s: torch.Tensor, experts: int, rows: int) -> torch.Tensor:
+    """One scale per weight row from scales per tensor [E] or per channel."""
+    s = s[:, :, 0] if s.ndim == 3 and s.shape[2] == 1 else s
     if s.shape == (experts,):
         return s[:, None].expand(experts, rows)
-    if halves and s.shape == (experts, 2) and rows != 2:
-        return s.repeat_interleave(rows // 2, dim=1)
     _expect(name, s, (experts, rows))
     return s
 

@@ -14,7 +14,10 @@ BLOCK_K = 128
 
 @dataclass(frozen=True)
 class Scheme:
-    """A quantisation scheme: `kind`, and for `fp8_block` the block of weights (rows, columns) that share a scale."""
+    """A quantisation scheme: `kind`, and for `fp8_block` the block of weights (rows, columns) that share a scale.
+
+    Raises ValueError for a kind that is not known, and for a block that `block_shape` does not take.
+    """
 
     kind: Kind = "none"
     block: tuple[int, int] | None = None
@@ -24,6 +27,8 @@ class Scheme:
             raise ValueError(f"quantisation kind must be one of {', '.join(KINDS)}, not {self.kind!r}")
         if (self.block is None) == (self.kind == "fp8_block"):
             raise ValueError(f"a block shape belongs to fp8_block and only to it: {self}")
+        if self.block is not None:
+            object.__setattr__(self, "block", block_shape(self.block))
 
     @property
     def fp8(self) -> bool:
@@ -37,12 +42,12 @@ NONE = Scheme()
 def block_shape(value: Sequence[int]) -> tuple[int, int]:
     """A weight block shape, list or tuple alike, that the block-FP8 kernels take: [1, 128] or [128, 128].
 
-    Raises ValueError naming what was given for anything else, such as [1, 32], [64, 64] or a wrong length.
+    Raises ValueError naming what was given for anything else, such as [1, 32], [64, 64], a wrong length or no sequence.
     """
-    shape = tuple(value)
-    if shape not in ((1, BLOCK_K), (BLOCK_K, BLOCK_K)):
-        raise ValueError(f"weight block shape must be [1, {BLOCK_K}] or [{BLOCK_K}, {BLOCK_K}], not {list(shape)}")
-    return shape[0], shape[1]
+    shape = list(value) if isinstance(value, Sequence) else value
+    if shape not in ([1, BLOCK_K], [BLOCK_K, BLOCK_K]):
+        raise ValueError(f"weight block shape must be [1, {BLOCK_K}] or [{BLOCK_K}, {BLOCK_K}], not {shape!r}")
+    return int(value[0]), int(value[1])
 
 
 def scheme_from_config(config: Mapping[str, Any] | None) -> Scheme:

@@ -81,7 +81,8 @@ def test_their_files(tmp_path: Path) -> None:
     [
         (Problem("block_fp8_linear", 1, 256, 200, 1, "fp8_w8a8", (128, 128)), "multiple of 128"),
         (Problem("block_fp8_linear", 1, 256, 256, 1, "fp8_w8a8", (32, 32)), "no kernel"),
-        (Problem("fused_experts", 4, 130, 256, 1, "fp8_w8a8", (128, 128)), "N must be a multiple of 8"),
+        (Problem("fused_experts", 4, 130, 256, 1, "fp8_w8a8", (128, 128)), "N must be a multiple of 128"),
+        (Problem("fused_experts", 4, 128, 200, 1, "fp8_w8a8", (128, 128)), "H must be a multiple of 128"),
         (Problem("store_kv_cache", 1, 4, 64, 1, "fp8_w8a8"), "bfloat16"),
     ],
 )

@@ -1,9 +1,9 @@
 """Kernels of `moe_align_block_size`.
 
-Bucket b holds expert b - 1, so the entries of no local expert (-1) come first. An entry's place is its bucket's start
-plus its rank, the number of equal entries before it: the order is stable and no atomics are needed. A program goes
-through its part of the entries chunk by chunk; LOWEST 0 leaves the entries of -1 out. Shared memory stays within
-what every target has.
+Bucket b holds expert b - 1, so the entries of no local expert (-1, and any other value that names none) come first. An
+entry's place is its bucket's start plus its rank, the number of equal entries before it: the order is stable and no
+atomics are needed. A program goes through its part of the entries chunk by chunk; LOWEST 0 leaves the entries of no
+expert out. Shared memory stays within what every target has.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from xkernels.ops._details.common import helper
 
 @helper
 def _bucket_of(ids_ptr, offs, numel, EXPERTS: tl.constexpr, LOWEST: tl.constexpr):
-    """Bucket of each entry; a bucket that no column has for entries past the end or out of range (LOWEST up)."""
-    ids = tl.load(ids_ptr + offs, mask=offs < numel, other=EXPERTS).to(tl.int32)
-    return tl.where((ids >= LOWEST) & (ids < EXPERTS), ids + 1, -1)
+    """Bucket of each entry; one that no column has for entries past the end and for experts below LOWEST."""
+    ids = tl.load(ids_ptr + offs, mask=offs < numel, other=-1)
+    expert = tl.where((ids >= 0) & (ids < EXPERTS), ids, -1).to(tl.int32)
+    return tl.where((offs < numel) & (expert >= LOWEST), expert + 1, -1)
 
 
 @helper

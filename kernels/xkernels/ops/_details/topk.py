@@ -9,6 +9,16 @@ from xkernels.ops._details.common import helper
 
 
 @helper
+def _log_of_one_plus(e):
+    """log(1 + e) for e of [0, 1], to float32's precision also where 1 + e is 1: 2 artanh(e / (2 + e)), as a series."""
+    twice = e / (1.0 + 0.5 * e)
+    t = 0.25 * twice * twice  # at most 1/9, and each term has one factor more
+    tail = 1.0 / 11 + t * (1.0 / 13 + t * (1.0 / 15))
+    tail = 1.0 / 5 + t * (1.0 / 7 + t * (1.0 / 9 + t * tail))
+    return twice * (1.0 + t * (1.0 / 3 + t * tail))
+
+
+@helper
 def _scores(logits, inside, SCORING: tl.constexpr):
     """Scores in float32 of [ROWS, COLUMNS] logits; columns outside get minus infinity."""
     if SCORING == "softmax":
@@ -19,7 +29,7 @@ def _scores(logits, inside, SCORING: tl.constexpr):
         score = 1.0 / (1.0 + tl.exp(-logits))
     else:
         # log(1 + exp(x)) without overflow
-        score = tl.sqrt(tl.maximum(logits, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(logits))))
+        score = tl.sqrt(tl.maximum(logits, 0.0) + _log_of_one_plus(tl.exp(-tl.abs(logits))))
     return score
 
 

@@ -57,6 +57,19 @@ def test_align_leaves_invalid_experts_out_on_request(tokens: int) -> None:
     assert int((made.sorted_ids < ids.numel()).sum()) == int((ids >= 0).sum())
 
 
+@pytest.mark.parametrize("tokens", [3, 90, 300])
+@pytest.mark.parametrize("leave_out", [False, True])
+def test_align_counts_every_id_that_no_expert_has_as_none(tokens: int, leave_out: bool) -> None:
+    ids = torch.randint(-1, 6, (tokens, 4), device=DEVICE)
+    others = torch.tensor([6, -2, 1 << 20, -(1 << 31), (1 << 32) + 2, -(1 << 32)], device=DEVICE)
+    strange = torch.where(ids < 0, others[torch.randint(0, 6, ids.shape, device=DEVICE)], ids)
+    same_alignment(strange, 16, 6, ignore_invalid_expert=leave_out)
+    got = moe_align_block_size(strange, 16, 6, ignore_invalid_expert=leave_out)
+    want = moe_align_block_size(ids, 16, 6, ignore_invalid_expert=leave_out)
+    assert torch.equal(got.sorted_ids, want.sorted_ids)
+    assert torch.equal(got.expert_ids, want.expert_ids)
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 17, 300])
 def test_align_many_chunks_and_one_expert(tokens: int) -> None:
     ids = torch.randint(-1, 64, (tokens, 6), dtype=torch.int32, device=DEVICE)
@@ -114,6 +127,27 @@ def test_topk_properties(data: st.DataObject) -> None:
     assert torch.equal(ids, topk_reference(logits, Router(k), bias)[1])
 
 
+@given(seed=st.integers(0, 1000), middle=st.integers(-80, 80), spread=st.sampled_from([0.5, 3.0]))
+@QUICK
+def test_scores_of_softplus_keep_their_precision_however_far_the_logits_are_from_zero(
+    seed: int, middle: int, spread: float
+) -> None:
+    logits = torch.randn(16, 24, generator=torch.Generator().manual_seed(seed)) * spread + middle
+    router = Router(4, "sqrtsoftplus", renormalize=False)
+    weights, ids = topk(logits.to(DEVICE), router)
+    exact = logits.double().clamp(min=0) + torch.log1p(torch.exp(-logits.double().abs()))
+    torch.testing.assert_close(weights.cpu().double(), exact.sqrt().gather(1, ids.cpu().long()), rtol=2e-5, atol=0)
+    torch.testing.assert_close(weights, topk_reference(logits.to(DEVICE), router)[0], rtol=2e-5, atol=0)
+    best = logits.topk(4).values  # logits closer than this may share a score, and then the first of them wins
+    torch.testing.assert_close(logits.gather(1, ids.cpu().long()), best, rtol=0, atol=1e-3)
+
+
+def test_scores_of_softplus_at_the_ends_of_float32() -> None:
+    logits = torch.tensor([[float("inf")], [float("-inf")], [float("nan")], [-200.0], [200.0], [0.0]], device=DEVICE)
+    router = Router(1, "sqrtsoftplus", renormalize=False)
+    torch.testing.assert_close(topk(logits, router)[0], topk_reference(logits, router)[0], equal_nan=True)
+
+
 def test_topk_of_nothing_and_refusals() -> None:
     weights, ids = topk(torch.randn(0, 8, device=DEVICE), Router(2))
     assert weights.shape == ids.shape == (0, 2)
@@ -147,6 +181,13 @@ def test_silu_and_mul(activation: Activation, shape: tuple[int, ...]) -> None:
 def test_activation_refuses_half_given_rules() -> None:
     with pytest.raises(ValueError, match="needs alpha and limit"):
         Activation("swiglu", alpha=1.7)
+    with pytest.raises(ValueError, match="activation must be one of silu, swiglu, clamped, not 'gelu'"):
+        Activation("gelu")  # type: ignore[arg-type]
+    for limit in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=f"activation limit must be a number above zero, .* not {limit}"):
+            Activation("silu", limit=limit)
+    with pytest.raises(ValueError, match="activation alpha must be a finite number, not nan"):
+        Activation("swiglu", alpha=float("nan"), limit=7.0)
     with pytest.raises(ValueError, match="even"):
         silu_and_mul(torch.zeros(2, 3, device=DEVICE))
 
