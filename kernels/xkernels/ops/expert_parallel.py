@@ -99,7 +99,7 @@ def _depart(x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,
     moving = _send_rows(rows, sent, received, layout)
     moving["ids"] = _travel("expert ids", ids, sent, received, layout)
     moving["weights"] = _travel("router weights", weights, sent, received, layout)
-    return _OnTheWay(layout, moving, place.view(x.shape[0], per_token), topk_weights, sent, received)
+    return _OnTheWay(layout, moving, place.view(x.shape[0], per_token), topk_weights.contiguous(), sent, received)
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,6 +47,12 @@ def test_store_takes_strided_rows_and_refuses_others() -> None:
         store_kv_cache(wide[:, 0].half(), wide[:, 1], kc, vc, indices)
     with pytest.raises(ValueError, match="contiguous rows"):
         store_kv_cache(wide[:, 0, ::2].transpose(0, 1)[:4].t(), wide[:, 1], kc, vc, indices)
+    with pytest.raises(ValueError, match=r"num_split .* -1"):
+        store_kv_cache(wide[:, 0], wide[:, 1], kc, vc, indices, num_split=-1)
+    with pytest.raises(ValueError, match="int32 or int64"):
+        store_kv_cache(wide[:, 0], wide[:, 1], kc, vc, indices.float())
+    with pytest.raises(ValueError, match="one number"):
+        store_kv_cache(wide[0, 0, 0], wide[:, 1], kc, vc, indices)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -65,6 +71,10 @@ def test_decode_attention(dtype: torch.dtype) -> None:
     assert torch.equal(alone[0], got[2])  # a sequence's bits do not depend on its neighbours
     with pytest.raises(ValueError, match="multiple"):
         decode_attention(q[:, :3], kc, vc, slots, lengths)
+    with pytest.raises(ValueError, match="multiple of 0"):
+        decode_attention(q, kc[:, :0], vc[:, :0], slots, lengths)
+    with pytest.raises(ValueError, match="int32 or int64"):
+        decode_attention(q, kc, vc, slots.float(), lengths)
 
 
 @pytest.mark.parametrize("length", [64, 65, 512, 513, 700])
