@@ -5,16 +5,19 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from xkernels import ops
 from xkernels.device import live
+from xkernels.ops import expert_parallel as ep
 from xkernels.ops.activation import silu_and_mul, silu_and_mul_reference
 from xkernels.ops.align import Alignment, moe_align_block_size, moe_align_block_size_reference
 from xkernels.ops.attention import decode_attention, decode_attention_reference
@@ -94,6 +97,28 @@ def test_an_id_that_no_expert_has_adds_nothing(backend: str, mapped: bool) -> No
     got = fused_experts(x, experts, weights, ids, backend=backend, up=TILE, down=TILE, expert_map=here)
     want = fused_experts(x, experts, weights, none, backend="reference", expert_map=here)
     assert (got[2] == 0).all()
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
+    """A group of one rank."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="gloo moves the rows of a CPU alone")
+@pytest.mark.parametrize("mode", ["fast", "deterministic"])
+def test_expert_parallel_ids_that_no_expert_has_and_strided_weights(alone: dist.ProcessGroup, mode: ep.Mode) -> None:
+    layout = ep.ep_layout(
+        alone, num_experts=4, hidden=32, topk=2, mode=mode, backend="triton", activations=torch.float32
+    )
+    x, weights = rand(3, 32), rand(3, 4, seed=7).abs()[:, ::2]
+    ids = ints(0, 9, 3, 2, -7, 4).view(3, 2)
+    got = ep.ep_fused_experts(x, EXPERTS, weights, ids, layout, configs=lambda _: (TILE, TILE))
+    want = fused_experts_reference(x, EXPERTS, weights.contiguous(), torch.where((ids < 0) | (ids > 3), -1, ids))
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
