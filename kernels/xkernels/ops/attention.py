@@ -23,9 +23,10 @@ def decode_attention(
     """Softmax attention of each sequence's newest token over its cached tokens.
 
     q [B, heads, D]; k_cache [S, kv_heads, D], v_cache [S, kv_heads, Dv]; slots int32 [B, longest]: where each
-    sequence's tokens are in the cache; lengths int32 [B], contiguous: how many of them count (0 gives zeros). heads is
-    a multiple of kv_heads. scale: 1 / sqrt(D) by default. Returns [B, heads, Dv] of q's dtype, computed in float32 in
-    an order that depends on the sequence alone. Raises ValueError when shapes, dtypes or strides do not fit.
+    sequence's tokens are in the cache; lengths int32 [B], contiguous: how many of them count (0 gives zeros; more
+    than `longest` are not read). heads is a multiple of kv_heads. scale: 1 / sqrt(D) by default. Returns [B, heads, Dv]
+    of q's dtype, computed in float32 in an order that depends on the sequence alone. Raises ValueError when shapes,
+    dtypes or strides do not fit.
     """
     _check(q, k_cache, v_cache, slots, lengths)
     batch, heads, d = q.shape
@@ -37,10 +38,10 @@ def decode_attention(
     part = torch.empty(batch, heads, splits, wide, dtype=torch.float32, device=q.device)
     peaks, totals = (torch.empty(batch, heads, splits, dtype=torch.float32, device=q.device) for _ in range(2))
     _k.decode_part[(batch, heads, splits)](
-        q, k_cache, v_cache, slots, lengths, part, peaks, totals, d**-0.5 if scale is None else scale, slots.stride(0),
-        q.stride(0), q.stride(1), k_cache.stride(0), k_cache.stride(1), v_cache.stride(0), v_cache.stride(1), splits,
-        GROUP=heads // k_cache.shape[1], D=d, DV=dv, D_BLOCK=next_power_of_2(d), DV_BLOCK=wide, BLOCK=_BLOCK,
-        MOST=_SPLITS, num_warps=4, **overlapping(q),
+        q, k_cache, v_cache, slots, lengths, part, peaks, totals, d**-0.5 if scale is None else scale, slots.shape[1],
+        slots.stride(0), q.stride(0), q.stride(1), k_cache.stride(0), k_cache.stride(1), v_cache.stride(0),
+        v_cache.stride(1), splits, GROUP=heads // k_cache.shape[1], D=d, DV=dv, D_BLOCK=next_power_of_2(d),
+        DV_BLOCK=wide, BLOCK=_BLOCK, MOST=_SPLITS, num_warps=4, **overlapping(q),
     )  # fmt: skip
     _k.decode_sum[(batch, heads)](
         part, peaks, totals, out, splits, out.stride(0), out.stride(1), DV=dv, DV_BLOCK=wide, MOST=_SPLITS, num_warps=1,
@@ -64,7 +65,7 @@ def decode_attention_reference(
     group = heads // k_cache.shape[1]
     out = torch.zeros(batch, heads, v_cache.shape[2], dtype=torch.float32, device=q.device)
     for i in range(batch):
-        at = slots[i, : int(lengths[i])].long()
+        at = slots[i, : max(0, int(lengths[i]))].long()
         if not at.numel():
             continue
         keys = k_cache[at].float().repeat_interleave(group, 1)

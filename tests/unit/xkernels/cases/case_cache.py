@@ -67,6 +67,8 @@ def test_decode_attention(dtype: torch.dtype) -> None:
     want = decode_attention_reference(q.float(), kc.float(), vc.float(), slots, lengths)
     torch.testing.assert_close(got.float(), want, rtol=2e-3, atol=2e-3 if dtype == torch.float16 else 1e-5)
     assert (got[1] == 0).all()
+    beyond = torch.tensor([1000, -3, 7], dtype=torch.int32, device=DEVICE)
+    assert torch.equal(decode_attention(q, kc, vc, slots, beyond), got)  # a table of slots has no more than its width
     alone = decode_attention(q[2:], kc, vc, slots[2:], lengths[2:])
     assert torch.equal(alone[0], got[2])  # a sequence's bits do not depend on its neighbours
     with pytest.raises(ValueError, match="multiple"):
