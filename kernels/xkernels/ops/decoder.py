@@ -22,10 +22,10 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Residual sum and its RMS norm, each tensor read and written once.
 
-    x [T, H] and up to two deltas [T, H], unit stride along H; weight [H]. Returns (x + deltas, its norm times weight),
-    both [T, H] of x's dtype; sums and norms in float32, the sum rounded once. Without deltas the first is x itself.
-    overlap: let the kernel start while its predecessor drains, where the device can; not after streams have joined.
-    Raises ValueError when shapes do not fit.
+    x [T, H] and up to two deltas [T, H], unit stride along H; weight [H], contiguous. Returns (x + deltas, its norm
+    times weight), both [T, H] of x's dtype; sums and norms in float32, the sum rounded once. Without deltas the first
+    is x itself. overlap: let the kernel start while its predecessor drains, where the device can; not after streams
+    have joined. Raises ValueError when shapes or strides do not fit.
     """
     _check_norm(x, deltas, weight)
     rows, width = x.shape
@@ -59,8 +59,9 @@ def add_rms_norm_reference(
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotary positions: pairs (i, i + D/2) of every head turned by their token's angle.
 
-    x [T, heads, D], unit stride along D; cos, sin [T, D], contiguous, both halves alike. Returns a new contiguous
-    tensor of x's shape and dtype, computed in float32. Raises ValueError when shapes do not fit.
+    x [T, heads, D], unit stride along D; cos, sin [T, D], both halves alike, read as they are where contiguous and
+    copied where not. Returns a new contiguous tensor of x's shape and dtype, computed in float32. Raises ValueError
+    when shapes do not fit.
     """
     _check_rotate(x, cos, sin)
     tokens, heads, dim = x.shape
@@ -68,8 +69,8 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     if tokens == 0:
         return out
     _k.rotate[(tokens,)](
-        x, cos, sin, out, x.stride(0), x.stride(1), heads, HALF=dim // 2, BLOCK=next_power_of_2(dim // 2),
-        HEADS=next_power_of_2(heads), num_warps=4,
+        x, cos.contiguous(), sin.contiguous(), out, x.stride(0), x.stride(1), heads, HALF=dim // 2,
+        BLOCK=next_power_of_2(dim // 2), HEADS=next_power_of_2(heads), num_warps=4,
     )  # fmt: skip
     return out
 
@@ -94,8 +95,8 @@ def rotate_and_store(
     """`rotate` for queries and keys, and `store_kv_cache` for the keys and their values, in one pass.
 
     qk [T, heads + kv_heads, D], queries first; v [T, kv_heads, D]; unit stride along D; cos, sin [T, D]; k_cache and
-    v_cache [S, kv_heads * D], contiguous rows; places int [T]: rows of the cache, 0 or less for one that is not kept.
-    Returns the queries [T, heads, D]. Raises ValueError when shapes do not fit.
+    v_cache [S, kv_heads * D], contiguous rows; places int32 or int64 [T]: rows of the cache, 0 or less for one that is
+    not kept. Returns the queries [T, heads, D]. Raises ValueError when shapes, dtypes or strides do not fit.
     """
     _check_rotate(qk, cos, sin)
     tokens, both, dim = qk.shape
@@ -105,14 +106,17 @@ def rotate_and_store(
     if v.shape != (tokens, kv_heads, dim) or heads < 1 or k_cache.shape != wide or v_cache.shape != wide:
         raise ValueError(f"qk, v and caches do not fit: {list(qk.shape)}, {list(v.shape)}, {list(k_cache.shape)}")
     if places.shape != (tokens,) or any(t.stride(-1) != 1 for t in (v, k_cache, v_cache) if t.numel()):
-        raise ValueError("one place per token, and contiguous rows, are wanted")
+        raise ValueError("one of places per token, and contiguous rows of v, k_cache and v_cache, are wanted")
+    if places.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"places must be int32 or int64, not {places.dtype}")
     out = torch.empty((tokens, heads, dim), dtype=qk.dtype, device=qk.device)
     if tokens == 0:
         return out
     _k.rotate_store[(tokens,)](
-        qk, v, cos, sin, out, k_cache, v_cache, places, k_cache.shape[0], heads, kv_heads, qk.stride(0), qk.stride(1),
-        v.stride(0), v.stride(1), k_cache.stride(0), v_cache.stride(0), HALF=dim // 2, BLOCK=next_power_of_2(dim // 2),
-        Q_HEADS=next_power_of_2(heads), KV_HEADS=next_power_of_2(kv_heads), num_warps=4, **overlapping(qk),
+        qk, v, cos.contiguous(), sin.contiguous(), out, k_cache, v_cache, places.contiguous(), k_cache.shape[0], heads,
+        kv_heads, qk.stride(0), qk.stride(1), v.stride(0), v.stride(1), k_cache.stride(0), v_cache.stride(0),
+        HALF=dim // 2, BLOCK=next_power_of_2(dim // 2), Q_HEADS=next_power_of_2(heads),
+        KV_HEADS=next_power_of_2(kv_heads), num_warps=4, **overlapping(qk),
     )  # fmt: skip
     return out
 
@@ -142,10 +146,12 @@ def _check_norm(x: torch.Tensor, deltas: Sequence[torch.Tensor], weight: torch.T
         raise ValueError(f"at most {_MAX_DELTAS} deltas, not {len(deltas)}")
     if any(t.stride(1) != 1 for t in (x, *deltas) if t.numel()):
         raise ValueError("rows of x and deltas must be contiguous")
+    if not weight.is_contiguous():
+        raise ValueError(f"weight must be contiguous, not of stride {weight.stride(0)}")
 
 
 def _check_rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     if x.ndim != 3 or x.shape[2] % 2 or cos.shape != (x.shape[0], x.shape[2]) or sin.shape != cos.shape:
         raise ValueError(f"x must be [T, heads, D], cos and sin [T, D], not {list(x.shape)} and {list(cos.shape)}")
     if x.numel() and x.stride(2) != 1:
-        raise ValueError("heads of x must be contiguous")
+        raise ValueError("heads of x (qk) must be contiguous")

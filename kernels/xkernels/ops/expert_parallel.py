@@ -80,9 +80,9 @@ class Dispatched:
 def ep_dispatch(x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, layout: EpLayout) -> Dispatched:
     """Send tokens to the ranks of their experts. Collective: every rank of the group calls it, also with 0 tokens.
 
-    x [M, H] of `layout.activations`; topk_weights float32 [M, k]; topk_ids int32 [M, k] over all experts, -1 for none.
-    None of them is changed. Raises ValueError (before anything is sent) for tensors that do not fit, and
-    EpCapacityExceeded or EpPeerLost on every rank alike.
+    x [M, H] of `layout.activations`; topk_weights float32 [M, k]; topk_ids int32 [M, k] over all experts, -1 (or any
+    id that no expert has) for none. None of them is changed. Raises ValueError (before anything is sent) for tensors
+    that do not fit, and EpCapacityExceeded or EpPeerLost on every rank alike.
     """
     return _depart(x, topk_weights, topk_ids, layout).arrive()
 
@@ -99,7 +99,7 @@ def _depart(x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,
     moving = _send_rows(rows, sent, received, layout)
     moving["ids"] = _travel("expert ids", ids, sent, received, layout)
     moving["weights"] = _travel("router weights", weights, sent, received, layout)
-    return _OnTheWay(layout, moving, place.view(x.shape[0], per_token), topk_weights, sent, received)
+    return _OnTheWay(layout, moving, place.view(x.shape[0], per_token), topk_weights.contiguous(), sent, received)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +117,7 @@ class _OnTheWay:
         """Wait for every tensor, and name this rank's experts by their local index."""
         came = {name: one.wait() for name, one in self.moving.items()}
         rows = _received_rows(came, self.layout)
-        ids = came["ids"]
-        local = torch.where(ids >= 0, self.layout.expert_map[ids.clamp_min(0).long()], -1).int()
+        local = _of_expert(self.layout.expert_map, came["ids"]).int()
         return Dispatched(rows, local, came["weights"], self.place, self.token_weights, self.sent, self.received)
 
 
@@ -189,9 +188,15 @@ def _check(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, layout: Ep
                          f"and {list(weights.shape)}")  # fmt: skip
 
 
+def _of_expert(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The table's entry for each id, -1 for an id that no expert has."""
+    known = ids.clamp(0, table.shape[0] - 1)
+    return torch.where(ids == known, table[known.long()], -1)
+
+
 def _destinations(ids: torch.Tensor, layout: EpLayout) -> tuple[torch.Tensor, int]:
     """Rank that each entry goes to (int32, flat), -1 for none, and the number of entries of a token."""
-    ranks = torch.where(ids >= 0, layout.owner[ids.clamp_min(0).long()], -1)
+    ranks = _of_expert(layout.owner, ids)
     if layout.mode == "deterministic":
         return ranks.reshape(-1).int().contiguous(), layout.topk
     every = torch.arange(layout.world, dtype=torch.int32, device=ids.device)

@@ -146,9 +146,9 @@ def norm_gate(
     """
     if router is None and gate_up is None:
         raise ValueError("a router, a gated projection or both are wanted")
-    for weight in (router, gate_up):
+    for name, weight in (("router", router), ("gate_up", gate_up)):
         if weight is not None:
-            _check_rows(x, weight, gain)
+            _check_rows(x, weight, gain, ("x", name))
     if (router is not None and router.dtype != torch.float32) or (gate_up is not None and gate_up.shape[0] % 2):
         raise ValueError("a router is float32, and gate_up has as many gate rows as up rows")
     rows, width = x.shape
@@ -208,7 +208,7 @@ def choose_experts(
 ) -> tuple[Chosen, torch.Tensor]:
     """Experts of at most FEW_ROWS rows, and beside their choice what shared experts add to the residual, in one kernel.
 
-    logits float32 [T, E], contiguous; router without shared slots; correction float32 [E] or None. block: also sort
+    logits float32 [T, E] and correction float32 [E] or None, contiguous; router without shared slots. block: also sort
     the entries into blocks of that many, as `moe_align_block_size` does. shared: gated rows [T, I] and down weights
     [H, I], or None; residual [T, H]. Returns the choice (as `topk`), and residual + gated @ down.T [T, H]: the residual
     itself without shared experts. overlap: as for `norm_linear`. Raises ValueError when shapes do not fit.
@@ -218,6 +218,8 @@ def choose_experts(
         raise ValueError(f"contiguous logits [1 to {FEW_ROWS}, E] and no shared slots, not {list(logits.shape)}")
     if residual.ndim != 2 or residual.shape[0] != logits.shape[0]:
         raise ValueError(f"residual must be [{logits.shape[0]}, H], not {list(residual.shape)}")
+    if correction is not None and not correction.is_contiguous():
+        raise ValueError(f"correction must be [{logits.shape[1]}], contiguous, not of stride {correction.stride(0)}")
     if block is not None and block < 1:
         raise ValueError(f"block must be positive, not {block}")
     tokens, experts = logits.shape
@@ -227,7 +229,7 @@ def choose_experts(
     chosen = Chosen(weights, ids, alignment)
     total, add = residual, None
     if shared is not None:
-        _check_rows(*shared, None)
+        _check_rows(*shared, None, ("gated rows", "down weights"))
         total = _check_residual(*shared, residual)
         add = (*shared, residual, total)
     _launch_choose_add(logits, router, correction, chosen, add, residual, overlap)
@@ -269,7 +271,7 @@ def _launch_choose_add(
     cap = 0 if sorted_ids is None else sorted_ids.numel()
     _k.choose_add[((logits is not None) + cdiv(cols, each),)](
         logits, correction, weights, ids, sorted_ids, expert_ids, post, x, weight, residual, out, like.shape[0],
-        float(router.scale or 1.0), cap, 0 if expert_ids is None else expert_ids.numel(), cols,
+        router.factor, cap, 0 if expert_ids is None else expert_ids.numel(), cols,
         *(0 if t is None else t.stride(0) for t in (x, weight, residual)), WIDTH=width, HEAD=head, TAIL=tail,
         ROWS=like.shape[0], COLS=each, CHOOSE=logits is not None, ADD=weight is not None, EXPERTS=experts,
         COLUMNS=next_power_of_2(experts), MOST=FEW_ROWS, TOPK=router.topk, SLOTS=next_power_of_2(router.topk),
@@ -307,11 +309,14 @@ def _normed(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
     return value * torch.rsqrt(value.square().mean(-1, keepdim=True) + eps) * gain.float()
 
 
-def _check_rows(x: torch.Tensor, weight: torch.Tensor, gain: torch.Tensor | None) -> None:
+def _check_rows(
+    x: torch.Tensor, weight: torch.Tensor, gain: torch.Tensor | None, names: tuple[str, str] = ("x", "weight")
+) -> None:
     if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1] or not 0 < x.shape[0] <= FEW_ROWS:
-        raise ValueError(f"x [1 to {FEW_ROWS}, K] and weight [N, K], not {list(x.shape)} and {list(weight.shape)}")
+        raise ValueError(f"{names[0]} [1 to {FEW_ROWS}, K] and {names[1]} [N, K] are wanted, not {list(x.shape)} and "
+                         f"{list(weight.shape)}")  # fmt: skip
     if x.shape[1] < 1 or weight.shape[0] < 1 or x.stride(1) != 1 or weight.stride(1) != 1:
-        raise ValueError("rows of x and weight must be contiguous and not empty")
+        raise ValueError(f"{names[0]} and {names[1]} must have contiguous rows and not be empty")
     if gain is not None and (gain.shape != (x.shape[1],) or gain.stride(0) != 1):
         raise ValueError(f"gain must be [{x.shape[1]}], contiguous, not {list(gain.shape)}")
 
@@ -328,5 +333,6 @@ def _check_beside(x: torch.Tensor, delta: torch.Tensor | None, bias: torch.Tenso
 def _check_residual(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
     """An empty tensor for the sum."""
     if residual.shape != (x.shape[0], weight.shape[0]) or residual.stride(1) != 1:
-        raise ValueError(f"residual must be {[x.shape[0], weight.shape[0]]}, not {list(residual.shape)}")
+        raise ValueError(f"residual must be {[x.shape[0], weight.shape[0]]} with contiguous rows, not "
+                         f"{list(residual.shape)} of strides {residual.stride()}")  # fmt: skip
     return torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)

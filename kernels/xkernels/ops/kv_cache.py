@@ -23,8 +23,10 @@ def store_kv_cache(
     k [B, ...], v [B, ...]: one row per token, rows contiguous (any row stride), the row sizes may differ; k_cache
     [slots, ...], v_cache [slots, ...] of the same dtypes; indices int32 or int64 [B]. Rows of index `skip_index` (a
     reserved slot; -1 disables the rule) and rows outside the cache are not written. num_split: programs per row, the
-    only tunable number; 0 chooses. Raises ValueError when shapes or dtypes do not fit.
+    only tunable number; 0 chooses. Raises ValueError when shapes, dtypes or num_split do not fit.
     """
+    if num_split < 0:
+        raise ValueError(f"num_split must be a number of programs, or 0 to let it be chosen, not {num_split}")
     k2, v2, kc, vc = _rows(k, v, k_cache, v_cache, indices)
     if k2.shape[0] == 0:
         return
@@ -33,8 +35,8 @@ def store_kv_cache(
     block = next_power_of_2(cdiv(width, split))
     rows = max(1, 4096 // block)
     _k.store_kv[(cdiv(k2.shape[0], rows), split)](
-        k2, v2, kc, vc, indices, k2.shape[0], kc.shape[0], skip_index, k2.stride(0), v2.stride(0), kc.stride(0),
-        vc.stride(0), K_WIDTH=k2.shape[1], V_WIDTH=v2.shape[1], BLOCK=block, ROWS=rows, num_warps=4,
+        k2, v2, kc, vc, indices.contiguous(), k2.shape[0], kc.shape[0], skip_index, k2.stride(0), v2.stride(0),
+        kc.stride(0), vc.stride(0), K_WIDTH=k2.shape[1], V_WIDTH=v2.shape[1], BLOCK=block, ROWS=rows, num_warps=4,
     )  # fmt: skip
 
 
@@ -59,6 +61,8 @@ def _rows(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     out = []
     for name, t in (("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
+        if t.ndim < 1:
+            raise ValueError(f"{name} must be [rows, ...], not one number")
         try:
             rows = t.view(t.shape[0], -1) if t.numel() else t.reshape(t.shape[0], t[0:1].numel() or 1)
         except RuntimeError as error:
@@ -71,6 +75,8 @@ def _rows(
         raise ValueError(f"k, v and indices must have one row per token, not {k.shape}, {v.shape}, {indices.shape}")
     if k2.shape[0] and (k2.shape[1] != kc.shape[1] or v2.shape[1] != vc.shape[1]):
         raise ValueError(f"row sizes of k and v must be the caches': {k2.shape}, {v2.shape}, {kc.shape}, {vc.shape}")
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"indices must be int32 or int64, not {indices.dtype}")
     if k.dtype != k_cache.dtype or v.dtype != v_cache.dtype:
         raise ValueError("k and v must have the dtypes of their caches")
     return k2, v2, kc, vc

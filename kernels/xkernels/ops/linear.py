@@ -5,19 +5,26 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
 from xkernels.ops._details import dense_gemm as _k
 from xkernels.ops._details.common import cdiv
 from xkernels.ops.prepared import Descriptors, can_describe
-from xkernels.ops.quant import per_token_group_quant_fp8, per_token_group_quant_fp8_reference, scaled_fp8_quant
+from xkernels.ops.quant import (
+    FP8_DTYPES,
+    per_token_group_quant_fp8,
+    per_token_group_quant_fp8_reference,
+    scaled_fp8_quant,
+)
 from xkernels.ops.scheme import BLOCK_K, block_shape
 
 _SCALED_MM_ROWS = 16  # torch's block recipes refuse other numbers of rows (seen on an H200 for 1 and 17)
 
 Layout = Literal["row_major", "scaled_mm"]
+_LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+_ACTIVATIONS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,10 +48,15 @@ def prepare_block_fp8(
 ) -> PreparedLinear:
     """Weights of `block_fp8_linear`, once at load time.
 
-    weight: FP8 [N, K]; scale: float32 [cdiv(N, block[0]), cdiv(K, block[1])]; block: [1, 128] or [128, 128], list or
-    tuple. The scales' values are copied bit for bit. Raises ValueError naming what does not fit.
+    weight: FP8 [N, K]; scale: float [cdiv(N, block[0]), cdiv(K, block[1])], kept as float32; block: [1, 128] or
+    [128, 128], list or tuple. The scales' values are copied bit for bit. Raises ValueError naming what does not fit.
     """
+    if not isinstance(block, Sequence) or any(type(n) is not int for n in block):
+        raise ValueError(f"block must be two whole numbers, not {block!r}")
     shape = block_shape(block)
+    if layout not in _LAYOUTS:
+        raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, not {layout!r}")
+    _check_prepared(weight, scale)
     if weight.ndim != 2 or scale.ndim != 2:
         raise ValueError(f"weight and scale must be 2-D, not {list(weight.shape)} and {list(scale.shape)}")
     wanted = (cdiv(weight.shape[0], shape[0]), cdiv(weight.shape[1], shape[1]))
@@ -72,20 +84,22 @@ def block_fp8_linear(
 ) -> torch.Tensor:
     """x @ weight.T with block scales.
 
-    x: [..., K]; a float dtype (quantised here per 128 columns), or FP8 with x_scale [rows, K / 128]. K is a multiple of
-    128. bias: [N]. out_dtype: x's dtype by default; needed for an FP8 x. backend: `scaled_mm` (needs layout
-    `scaled_mm`), `triton`, `torch` or `reference`. config: tile of the Triton kernel, None for the default rule.
-    Returns [..., N]. Raises ValueError when shapes, layout or backend do not fit.
+    x: [..., K]; float32, float16 or bfloat16 (quantised here per 128 columns), or FP8 of the weights' dtype with
+    x_scale float32 [rows, K / 128] or [..., K / 128]. K is a multiple of 128. bias: float [N]. out_dtype: float32,
+    float16 or bfloat16, x's dtype by default; needed for an FP8 x. backend: `scaled_mm` (needs layout `scaled_mm`),
+    `triton`, `torch` or `reference`. config: tile of the Triton kernel, None for the default rule. Returns [..., N].
+    Raises ValueError when shapes, dtypes, layout or backend do not fit.
     """
     row = _BLOCK_ROWS.get(backend)
     if row is None:
         raise ValueError(f"block_fp8_linear has no backend {backend!r}: {', '.join(_BLOCK_ROWS)}")
-    if prepared.block is None or x.shape[-1] != prepared.weight.shape[1] or x.shape[-1] % BLOCK_K:
-        raise ValueError(f"x {list(x.shape)} does not fit block-FP8 weights {list(prepared.weight.shape)}")
-    quantised = x.dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
-    if quantised != (x_scale is not None) or (quantised and out_dtype is None):
-        raise ValueError("an FP8 x needs x_scale and out_dtype; any other x takes no x_scale")
-    dtype = out_dtype or x.dtype
+    if prepared.block is None:
+        raise ValueError("block_fp8_linear takes weights with block scales (prepare_block_fp8), not scaled per row")
+    _check_operands(x, prepared, bias)
+    if x.shape[-1] % BLOCK_K:
+        raise ValueError(f"K must be a multiple of {BLOCK_K}, not {x.shape[-1]}")
+    dtype = _out_dtype(x, prepared, x_scale, out_dtype)
+    x_scale = None if x_scale is None else _scale_rows(x, x_scale)
     x2 = x.reshape(-1, x.shape[-1]).contiguous()
     out = row(x2, x_scale, prepared, dtype, config)
     out = out if bias is None else out + bias.to(out.dtype)
@@ -98,6 +112,48 @@ def block_fp8_linear_reference(
 ) -> torch.Tensor:  # fmt: skip
     """The twin of `block_fp8_linear`: float32 arithmetic on dequantised operands."""
     return block_fp8_linear(x, prepared, backend="reference", bias=bias, x_scale=x_scale, out_dtype=out_dtype)
+
+
+def _check_prepared(weight: torch.Tensor, scale: torch.Tensor) -> None:
+    if weight.dtype not in FP8_DTYPES:
+        raise ValueError(f"weight must be float8_e4m3fn or float8_e4m3fnuz, not {weight.dtype}")
+    if not scale.is_floating_point():
+        raise ValueError(f"scale must be float32 (packed exponents are not taken), not {scale.dtype}")
+
+
+def _check_operands(x: torch.Tensor, p: PreparedLinear, bias: torch.Tensor | None) -> None:
+    n, k = p.weight.shape
+    if x.ndim < 1 or x.shape[-1] != k:
+        raise ValueError(f"x must be [..., {k}] for weights {[n, k]}, not {list(x.shape)}")
+    if bias is not None and (bias.shape != (n,) or not bias.is_floating_point()):
+        raise ValueError(f"bias must be float [{n}], not {bias.dtype} {list(bias.shape)}")
+
+
+def _out_dtype(
+    x: torch.Tensor, p: PreparedLinear, x_scale: torch.Tensor | None, out_dtype: torch.dtype | None
+) -> torch.dtype:
+    """What x's dtype and `out_dtype` make the answer's, once they fit each other and the weights."""
+    quantised = x.dtype in FP8_DTYPES
+    if quantised != (x_scale is not None) or (quantised and out_dtype is None):
+        raise ValueError("an FP8 x needs x_scale and out_dtype; any other x takes no x_scale")
+    if quantised and x.dtype != p.weight.dtype:
+        raise ValueError(f"an FP8 x must be of the weights' dtype {p.weight.dtype}, not {x.dtype}")
+    if not quantised and x.dtype not in _ACTIVATIONS:
+        raise ValueError(f"x must be float32, float16, bfloat16 or FP8 with x_scale, not {x.dtype}")
+    dtype = out_dtype or x.dtype
+    if dtype not in _ACTIVATIONS:
+        raise ValueError(f"out_dtype must be float32, float16 or bfloat16, not {dtype}")
+    return dtype
+
+
+def _scale_rows(x: torch.Tensor, x_scale: torch.Tensor) -> torch.Tensor:
+    """The scales of x [..., K] as [rows, K / 128]; any strides."""
+    groups = x.shape[-1] // BLOCK_K
+    rows = x.numel() // x.shape[-1] if x.numel() else 0
+    if x_scale.dtype != torch.float32 or tuple(x_scale.shape) not in ((rows, groups), (*x.shape[:-1], groups)):
+        raise ValueError(f"x_scale must be float32 {[rows, groups]} for x {list(x.shape)}, not {x_scale.dtype} "
+                         f"{list(x_scale.shape)}")  # fmt: skip
+    return x_scale.reshape(rows, groups)
 
 
 _Row = Callable[
@@ -197,7 +253,8 @@ def _probe(device: torch.device, padded: bool) -> str | None:
 
 
 def prepare_fp8(weight: torch.Tensor, scale: torch.Tensor) -> PreparedLinear:
-    """Weights of `fp8_linear`: FP8 [N, K] with one scale ([], [1]) or one per row ([N] or [N, 1])."""
+    """Weights of `fp8_linear`: FP8 [N, K] with one float scale ([], [1]) or one per row ([N] or [N, 1])."""
+    _check_prepared(weight, scale)
     if weight.ndim != 2 or scale.numel() not in (1, weight.shape[0]) or scale.ndim > 2:
         raise ValueError(f"weight must be [N, K] with 1 or N scales, not {list(weight.shape)} and {list(scale.shape)}")
     rows = scale.float().reshape(-1).expand(weight.shape[0]).contiguous()
@@ -216,15 +273,20 @@ def fp8_linear(
 ) -> torch.Tensor:
     """x @ weight.T with FP8 operands and scales per tensor or channel.
 
-    x: float [..., K], quantised here: with x_scale [1] if given, else per token, or with per_token=False by one scale
-    computed for all of x. bias: [N]. backend: `scaled_mm`, `triton`, `torch` or `reference`. Returns [..., N] of x's
-    dtype. Raises ValueError when shapes or backend do not fit.
+    x: float32, float16 or bfloat16 [..., K], quantised here: with x_scale float [1] if given, else per token, or with
+    per_token=False by one scale computed for all of x. bias: float [N]. backend: `scaled_mm`, `triton`, `torch` or
+    `reference`. Returns [..., N] of x's dtype; `scaled_mm` rounds it to bfloat16 on the way (an error of 2^-9 of each
+    value) where torch has no other result on that device, which is why dispatch takes it for bfloat16 only there.
+    Raises ValueError when shapes, dtypes or backend do not fit.
     """
     row = _ROWS.get(backend)
     if row is None:
         raise ValueError(f"fp8_linear has no backend {backend!r}: {', '.join(_ROWS)}")
-    if prepared.block is not None or x.shape[-1] != prepared.weight.shape[1]:
-        raise ValueError(f"x {list(x.shape)} does not fit FP8 weights {list(prepared.weight.shape)} scaled per row")
+    if prepared.block is not None:
+        raise ValueError("fp8_linear takes weights with scales per tensor or row (prepare_fp8), not with block scales")
+    _check_operands(x, prepared, bias)
+    if x.dtype not in _ACTIVATIONS:
+        raise ValueError(f"x must be float32, float16 or bfloat16, not {x.dtype}")
     x2 = x.reshape(-1, x.shape[-1]).contiguous()
     q, s = scaled_fp8_quant(x2, x_scale, per_token=per_token and x_scale is None, dtype=prepared.weight.dtype)
     out = row(q, s.reshape(-1), prepared, x.dtype, config)
@@ -246,8 +308,27 @@ def _row_scaled_mm(q: Any, s: Any, p: PreparedLinear, dtype: torch.dtype, config
 
     rows = s.reshape(-1, 1).expand(q.shape[0], 1).contiguous()
     kind = ScalingType.RowWise
-    out = scaled_mm(q, p.weight.t(), rows, kind, p.scale[None, :], kind, output_dtype=torch.bfloat16)
+    given = _row_output(q.device, q.dtype, dtype)
+    out = scaled_mm(q, p.weight.t(), rows, kind, p.scale[None, :], kind, output_dtype=given)
     return out.to(dtype)
+
+
+@functools.cache
+def _row_output(device: torch.device, operands: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+    """What this torch's scaled_mm can give for scales per row: `dtype`, or bfloat16 where it has no other here.
+
+    bfloat16 it always has; whether it has another depends on device and libraries, and is asked with a small product.
+    """
+    if dtype != torch.bfloat16:
+        from torch.nn.functional import ScalingType, scaled_mm
+
+        a = torch.zeros(16, 16, device=device).to(operands)
+        one, kind = torch.ones(16, 1, device=device), ScalingType.RowWise
+        try:
+            scaled_mm(a, a.t(), one, kind, one.t(), kind, output_dtype=dtype)
+        except (RuntimeError, ValueError, NotImplementedError):
+            return torch.bfloat16
+    return dtype
 
 
 def _row_triton(q: Any, s: Any, p: PreparedLinear, dtype: torch.dtype, config: Any) -> torch.Tensor:
@@ -289,6 +370,9 @@ def _gemm(
     if out.numel() == 0:
         return out
     c = dict(config or default_linear_config(m))
+    absent = [name for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K") if name not in c]
+    if absent:
+        raise ValueError(f"config lacks {', '.join(absent)}: {c}")
     block_m, block_n, block_k = (int(c[f"BLOCK_SIZE_{axis}"]) for axis in "MNK")
     if block and BLOCK_K % block_k:
         raise ValueError(f"BLOCK_SIZE_K must divide the scale group of {BLOCK_K}, not be {block_k}")

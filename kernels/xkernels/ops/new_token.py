@@ -25,7 +25,8 @@ class NewTokens:
 
     Token p of sequence slot s is row 1 + s * room + p of the cache. positions int64 [T]: -1 marks a row of padding,
     which is kept nowhere and whose result means nothing. slots int64 [T]. span: more than every position. Both tensors
-    must have been written before the predecessor of this step's first overlapping kernel: kernels read them early.
+    are contiguous, and must have been written before the predecessor of this step's first overlapping kernel: kernels
+    read them early.
     """
 
     positions: torch.Tensor
@@ -128,6 +129,8 @@ def _check(
     """The width of a head."""
     heads, kv_heads = rules.heads, rules.kv_heads
     rows = qkv.shape[0] if qkv.ndim == 2 else 0
+    if min(heads, kv_heads) < 1:
+        raise ValueError(f"heads and kv_heads must be positive, not {heads} and {kv_heads}")
     if not 0 < rows <= FEW_ROWS or qkv.shape[1] % (heads + 2 * kv_heads) or heads % kv_heads:
         raise ValueError(f"qkv [1 to {FEW_ROWS}, heads] does not fit {heads} and {kv_heads} heads: {list(qkv.shape)}")
     d = qkv.shape[1] // (heads + 2 * kv_heads)
@@ -143,7 +146,11 @@ def _check(
     if (rules.q_norm is None) != (rules.k_norm is None) or (bias is not None and bias.shape != weight.shape[:1]):
         raise ValueError("both norms or none, and one bias per row of weight, are wanted")
     if any(gain is not None and (gain.shape != (d,) or gain.stride(0) != 1) for gain in (rules.q_norm, rules.k_norm)):
-        raise ValueError(f"the gains of both norms must be [{d}], contiguous")
+        raise ValueError(f"the gains q_norm and k_norm must be [{d}], contiguous")
+    beside = {"positions": tokens.positions, "slots": tokens.slots, "bias": bias}
+    for name, tensor in beside.items():
+        if tensor is not None and not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous, not of stride {tensor.stride(0)}")
     if any(t.stride(-1) != 1 for t in (qkv, k_cache, v_cache, weight, residual)):
-        raise ValueError("rows must be contiguous")
+        raise ValueError("rows of qkv, k_cache, v_cache, weight and residual must be contiguous")
     return d

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from xkernels.ops._details import quant as _k
@@ -9,6 +11,7 @@ from xkernels.ops._details.common import cdiv, next_power_of_2, overlapping
 
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 EPS = 1e-10
+_TINY = 2.0**-126  # smallest normal float32: below it a scale loses its digits and has no finite inverse
 _FEW_GROUPS = 2048  # up to as many, a program takes 512 values and not 4096: there are multiprocessors for all of them
 # Largest value used: e4m3fn's own 448; fnuz keeps to 224, half of it, so that one scale serves both formats' consumers.
 FP8_MAX = {torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 224.0}
@@ -36,11 +39,14 @@ def per_token_group_quant_fp8(
     - ue8m0: scales are powers of two, rounded up. With column_major and tma_aligned they are packed: int32
       [rows, ceil(K / group / 4)], four exponent bytes to a word, strides (1, rows rounded up to 4).
 
-    scale = max(largest magnitude, eps) / largest value of the type. `limit`, int32 [1] on the device: rows from it on
-    are left alone. overlap: let the kernel start while its predecessor drains, where the device can. Raises
-    ValueError on a shape, dtype or combination that does not fit.
+    scale = max(largest magnitude, eps) / largest value of the type; eps is large enough for a scale that is a normal
+    number (1e-35 is). `limit`, int32 [1] on the device: rows from it on are left alone. overlap: let the kernel start
+    while its predecessor drains, where the device can. Raises ValueError on a shape, dtype, eps or combination that
+    does not fit.
     """
-    _check(x, group, column_major, tma_aligned, dtype)
+    _check(x, group, column_major, tma_aligned, dtype, eps)
+    if limit is not None and (limit.numel() < 1 or limit.dtype != torch.int32):
+        raise ValueError(f"limit must be int32 [1], not {limit.dtype} {list(limit.shape)}")
     rows, k = x.numel() // x.shape[-1] if x.numel() else 0, x.shape[-1]
     groups = k // group
     packed = ue8m0 and column_major and tma_aligned
@@ -78,7 +84,7 @@ def per_token_group_quant_fp8_reference(
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The twin of `per_token_group_quant_fp8` in plain torch."""
-    _check(x, group, column_major, tma_aligned, dtype)
+    _check(x, group, column_major, tma_aligned, dtype, eps)
     top = FP8_MAX[dtype]
     rows, k = x.numel() // x.shape[-1] if x.numel() else 0, x.shape[-1]
     v = x.reshape(rows, k // group, group).float()
@@ -109,10 +115,11 @@ def scaled_fp8_quant(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise with a given scale, a scale per token, or one computed scale for the whole tensor.
 
-    x: [tokens, K] contiguous. scale: float32 [1], or None to compute it. Returns q and float32 scales: [1], or
-    [tokens, 1] with per_token. Raises ValueError when both a scale and per_token are given.
+    x: [tokens, K] contiguous. scale: one number of any float dtype, read as float32, or None to compute it. Returns q
+    and float32 scales: [1], or [tokens, 1] with per_token. Raises ValueError when both a scale and per_token are given,
+    and on a shape or dtype that does not fit.
     """
-    _check_scaled(x, scale, per_token, dtype)
+    scale = _check_scaled(x, scale, per_token, dtype)
     if per_token:
         return per_token_group_quant_fp8(x, x.shape[1], dtype=dtype)
     if scale is None:
@@ -132,7 +139,7 @@ def scaled_fp8_quant_reference(
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The twin of `scaled_fp8_quant` in plain torch."""
-    _check_scaled(x, scale, per_token, dtype)
+    scale = _check_scaled(x, scale, per_token, dtype)
     top = FP8_MAX[dtype]
     v = x.float()
     if per_token:
@@ -158,7 +165,7 @@ def _scales(
     return torch.empty(groups, stride, dtype=torch.float32, device=x.device).t()[:rows]
 
 
-def _check(x: torch.Tensor, group: int, column_major: bool, tma_aligned: bool, dtype: torch.dtype) -> None:
+def _check(x: torch.Tensor, group: int, column_major: bool, tma_aligned: bool, dtype: torch.dtype, eps: float) -> None:
     if x.ndim < 2 or group < 1 or x.shape[-1] % group:
         raise ValueError(f"x must be [..., K] with K a multiple of group {group}, not {list(x.shape)}")
     if not x.is_contiguous():
@@ -169,14 +176,22 @@ def _check(x: torch.Tensor, group: int, column_major: bool, tma_aligned: bool, d
         raise ValueError("tma_aligned scales are column-major: pass column_major=True")
     if dtype not in FP8_DTYPES:
         raise ValueError(f"dtype must be float8_e4m3fn or float8_e4m3fnuz, not {dtype}")
+    if not FP8_MAX[dtype] * _TINY <= eps < math.inf:
+        raise ValueError(f"eps must be at least {FP8_MAX[dtype] * _TINY:.1e}, so that scales are normal, not {eps}")
 
 
-def _check_scaled(x: torch.Tensor, scale: torch.Tensor | None, per_token: bool, dtype: torch.dtype) -> None:
+def _check_scaled(
+    x: torch.Tensor, scale: torch.Tensor | None, per_token: bool, dtype: torch.dtype
+) -> torch.Tensor | None:
+    """The given scale as float32 [1]."""
     if x.ndim != 2 or not x.is_contiguous():
         raise ValueError(f"x must be contiguous [tokens, K], not {list(x.shape)}")
     if per_token and scale is not None:
         raise ValueError("per_token computes its scales: give either scale or per_token")
     if scale is not None and scale.numel() != 1:
         raise ValueError(f"scale must have one element, not {list(scale.shape)}")
+    if scale is not None and not scale.is_floating_point():
+        raise ValueError(f"scale must be float32, not {scale.dtype}")
     if dtype not in FP8_DTYPES:
         raise ValueError(f"dtype must be float8_e4m3fn or float8_e4m3fnuz, not {dtype}")
+    return None if scale is None else scale.float().reshape(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,16 +38,28 @@ class Router:
     shared_scale: float = 1.0
 
     def __post_init__(self) -> None:
+        counts = (self.topk, self.groups, self.top_groups, self.shared_slots)
+        if any(isinstance(n, bool) or not isinstance(n, int) for n in counts):
+            raise ValueError(f"topk, groups, top_groups and shared_slots must be whole numbers: {self}")
         if self.topk < 1 or self.groups < 1 or not 1 <= self.top_groups <= self.groups or self.shared_slots < 0:
             raise ValueError(f"topk and groups must be positive and top_groups at most groups: {self}")
         if self.scoring not in ("softmax", "sigmoid", "sqrtsoftplus"):
             raise ValueError(f"scoring must be softmax, sigmoid or sqrtsoftplus, not {self.scoring!r}")
+        if not math.isfinite(self.factor):
+            raise ValueError(f"scale must be a finite number or None, not {self.scale}")
+        if not (math.isfinite(self.shared_scale) and self.shared_scale > 0):
+            raise ValueError(f"shared_scale must be a positive number, not {self.shared_scale}")
+
+    @property
+    def factor(self) -> float:
+        """What the routed weights are multiplied by: `scale`, and 1 without one."""
+        return 1.0 if self.scale is None else float(self.scale)
 
 
 def topk(logits: torch.Tensor, router: Router, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose experts for each token.
 
-    logits: [tokens, E], any float dtype, any row stride; bias: float32 [E] or None. Returns weights float32 and ids
+    logits: [tokens, E], any float dtype, any strides; bias: float32 [E] or None. Returns weights float32 and ids
     int32, both [tokens, topk + shared_slots], best first (by the score used for the choice); ties go to the lower id.
     Raises ValueError when E is smaller than topk or does not divide into groups.
     """
@@ -59,8 +72,9 @@ def topk(logits: torch.Tensor, router: Router, bias: torch.Tensor | None = None)
         return weights, ids
     columns = next_power_of_2(experts)
     rows = max(1, min(32, 2048 // columns))
+    bias = None if bias is None else bias.contiguous()
     _k.choose[(cdiv(tokens, rows),)](
-        logits, bias, weights, ids, tokens, logits.stride(0), logits.stride(1), float(router.scale or 1.0),
+        logits, bias, weights, ids, tokens, logits.stride(0), logits.stride(1), router.factor,
         1.0 / router.shared_scale, EXPERTS=experts, COLUMNS=columns, ROWS=rows, TOPK=router.topk,
         SLOTS=next_power_of_2(router.topk), WIDTH=width, SCORING=router.scoring, RENORM=router.renormalize,
         HAS_BIAS=bias is not None, GROUPS=router.groups, TOP_GROUPS=router.top_groups, EPS=EPS, num_warps=4,
@@ -82,7 +96,7 @@ def topk_reference(
     weights = scores.gather(1, ids)
     if router.renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + EPS)
-    weights = weights * (router.scale or 1.0)
+    weights = weights * router.factor
     if router.shared_slots:
         tokens, experts = logits.shape
         shared = torch.arange(experts, experts + router.shared_slots, device=ids.device).expand(tokens, -1)

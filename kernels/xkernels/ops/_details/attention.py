@@ -26,9 +26,9 @@ def store_kv(k, v, k_cache, v_cache, indices, tokens, slots, skip, stride_k, str
     tl.store(v_cache + slot[:, None] * stride_vc + cols[None, :], value, mask=mask)
 
 
-@triton.jit(do_not_specialize=["stride_slots", "scale", "splits"])
-def decode_part(q, k_cache, v_cache, slots, lengths, part, peaks, totals, scale, stride_slots, stride_qb, stride_qh,
-                stride_ks, stride_kh, stride_vs, stride_vh, splits, GROUP: tl.constexpr, D: tl.constexpr,
+@triton.jit(do_not_specialize=["longest", "stride_slots", "scale", "splits"])
+def decode_part(q, k_cache, v_cache, slots, lengths, part, peaks, totals, scale, longest, stride_slots, stride_qb,
+                stride_qh, stride_ks, stride_kh, stride_vs, stride_vh, splits, GROUP: tl.constexpr, D: tl.constexpr,
                 DV: tl.constexpr, D_BLOCK: tl.constexpr, DV_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
                 MOST: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """Every MOST-th block of BLOCK cached tokens, for one head of one sequence, with a running softmax.
@@ -39,7 +39,7 @@ def decode_part(q, k_cache, v_cache, slots, lengths, part, peaks, totals, scale,
     seq = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     kv_head = head // GROUP
-    length = tl.load(lengths + seq)
+    length = tl.minimum(tl.load(lengths + seq), longest)
     first = tl.program_id(2) * BLOCK
     ds = tl.arange(0, D_BLOCK)
     dvs = tl.arange(0, DV_BLOCK)

@@ -47,6 +47,12 @@ def test_store_takes_strided_rows_and_refuses_others() -> None:
         store_kv_cache(wide[:, 0].half(), wide[:, 1], kc, vc, indices)
     with pytest.raises(ValueError, match="contiguous rows"):
         store_kv_cache(wide[:, 0, ::2].transpose(0, 1)[:4].t(), wide[:, 1], kc, vc, indices)
+    with pytest.raises(ValueError, match=r"num_split .* -1"):
+        store_kv_cache(wide[:, 0], wide[:, 1], kc, vc, indices, num_split=-1)
+    with pytest.raises(ValueError, match="int32 or int64"):
+        store_kv_cache(wide[:, 0], wide[:, 1], kc, vc, indices.float())
+    with pytest.raises(ValueError, match="one number"):
+        store_kv_cache(wide[0, 0, 0], wide[:, 1], kc, vc, indices)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -61,10 +67,16 @@ def test_decode_attention(dtype: torch.dtype) -> None:
     want = decode_attention_reference(q.float(), kc.float(), vc.float(), slots, lengths)
     torch.testing.assert_close(got.float(), want, rtol=2e-3, atol=2e-3 if dtype == torch.float16 else 1e-5)
     assert (got[1] == 0).all()
+    beyond = torch.tensor([1000, -3, 7], dtype=torch.int32, device=DEVICE)
+    assert torch.equal(decode_attention(q, kc, vc, slots, beyond), got)  # a table of slots has no more than its width
     alone = decode_attention(q[2:], kc, vc, slots[2:], lengths[2:])
     assert torch.equal(alone[0], got[2])  # a sequence's bits do not depend on its neighbours
     with pytest.raises(ValueError, match="multiple"):
         decode_attention(q[:, :3], kc, vc, slots, lengths)
+    with pytest.raises(ValueError, match="multiple of 0"):
+        decode_attention(q, kc[:, :0], vc[:, :0], slots, lengths)
+    with pytest.raises(ValueError, match="int32 or int64"):
+        decode_attention(q, kc, vc, slots.float(), lengths)
 
 
 @pytest.mark.parametrize("length", [64, 65, 512, 513, 700])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from xkernels.device import live
 from xkernels.ops.activation import Activation, silu_and_mul, silu_and_mul_reference
 from xkernels.ops.align import capacity, moe_align_block_size, moe_align_block_size_reference
+from xkernels.ops.few_rows import choose_experts
 from xkernels.ops.reduce import moe_sum_reduce, moe_sum_reduce_reference
 from xkernels.ops.topk import Router, grouped_topk, router_logits, router_logits_reference, topk, topk_reference
 
@@ -157,6 +158,20 @@ def test_topk_of_nothing_and_refusals() -> None:
         topk(torch.randn(2, 8, device=DEVICE), Router(3, groups=4, top_groups=1))
     with pytest.raises(ValueError, match="groups > 1"):
         grouped_topk(torch.randn(2, 8, device=DEVICE), Router(2))
+    wrong = ({"scale": float("nan")}, {"shared_scale": 0.0}, {"topk": 2.0}, {"topk": True}, {"scoring": "tanh"})
+    for fields in wrong:
+        with pytest.raises(ValueError, match=f"{next(iter(fields))}.* must be"):
+            Router(**{"topk": 2, **fields})
+
+
+def test_a_routed_scale_of_zero_is_zero() -> None:
+    logits = torch.randn(3, 8, device=DEVICE)
+    router = Router(2, scale=0.0, shared_slots=1)
+    want = torch.tensor([[0.0, 0.0, 1.0]] * 3, device=DEVICE)
+    assert torch.equal(topk(logits, router)[0], want)
+    assert torch.equal(topk_reference(logits, router)[0], want)
+    chosen, _ = choose_experts(logits, Router(2, scale=0.0), None, None, None, logits)
+    assert (chosen.weights == 0).all()
 
 
 ACTIVATIONS = [
