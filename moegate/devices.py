@@ -61,7 +61,10 @@ class Device:
         return self.platform in FP8_PLATFORMS
 
 
-FP8_PLATFORMS = frozenset({"cuda-sm89", "cuda-sm90", "cuda-sm100", "cuda-sm120", "rocm-gfx942", "rocm-gfx950"})
+FP8_PLATFORMS = frozenset(
+    {"cuda-sm89", "cuda-sm90", "cuda-sm100", "cuda-sm110", "cuda-sm120"}
+    | {"rocm-gfx942", "rocm-gfx950", "rocm-gfx12", "rocm-gfx1250"}
+)
 
 _SM80 = {"vendor": "nvidia", "platform": "cuda-sm80", "target": "sm_80", "smem_bytes": 163 * KIB}
 _SM86 = {"vendor": "nvidia", "platform": "cuda-sm80", "target": "sm_86", "smem_bytes": 99 * KIB}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +30,29 @@ PROBLEMS: Mapping[str, Mapping[str, Problem]] = {
         "fp8 [128,128] over deepep": Problem(
             quant="fp8_w8a8", block_shape=(128, 128), a2a="deepep", experts=256, topk=8
         ),
+        "fp8 per channel": Problem(quant="fp8_w8a8", per_channel=True, experts=256, topk=8),
         "mxfp4": Problem(quant="mxfp4_w4a16", block_shape=(1, 32), activation="swiglu", experts=32, topk=4),
+        "mxfp8": Problem(quant="mxfp8", block_shape=(1, 32), experts=256, topk=8),
+        "nvfp4": Problem(quant="nvfp4_w4a16", block_shape=(1, 16), experts=256, topk=8),
+        "int4": Problem(quant="int4_w4a16", block_shape=(0, 128), experts=64, topk=6),
     },
     "block_fp8_linear": {
         "[128,128]": Problem(quant="fp8_w8a8", block_shape=(128, 128)),
+        "[1,128]": Problem(quant="fp8_w8a8", block_shape=(1, 128), ue8m0=True),
         "[32,32]": Problem(quant="fp8_w8a8", block_shape=(32, 32), ue8m0=True),
         "[1,32]": Problem(quant="fp8_w8a8", block_shape=(1, 32), ue8m0=True),
     },
     "fp8_linear": {"per tensor": Problem(quant="fp8_w8a8"), "per channel": Problem(quant="fp8_w8a8", per_channel=True)},
     "topk": {"64 experts": Problem(experts=64, topk=6, groups=2), "160 experts": Problem(experts=160, topk=6)},
-}
+    "grouped_topk": {
+        "256 experts": Problem(experts=256, topk=8, groups=8), "160 experts": Problem(experts=160, topk=6, groups=8),
+    },
+}  # fmt: skip
 _ANY: Mapping[str, Problem] = {"bfloat16": Problem()}
 
 _PACKAGES = frozenset({"deep_gemm", "flashinfer", "aiter", "sgl_kernel", "torch_npu", "triton_kernels", "humming"})
 _SETTINGS = (("SGLANG_USE_AITER", "1"),)
+_FACTS = (("npu_arch35", True),)
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,7 @@ def _platform(op: str, platform: str, rows: tuple[Row, ...]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for words, problem in PROBLEMS.get(op, _ANY).items():
         bare = Capabilities(platform, "2.13.0", "3.8.0", interpreter=platform == "cpu")
-        full = Capabilities(platform, "2.13.0", "3.8.0", platform == "cpu", _PACKAGES, _SETTINGS)
+        full = replace(bare, packages=_PACKAGES, env=_SETTINGS, probes=_FACTS)
         answers = {"bare": _answers(op, problem, bare, rows)}
         everything = _answers(op, problem, full, rows)
         if everything != answers["bare"]:
@@ -157,11 +166,9 @@ def parse(content: Any, file: str) -> dict[str, Any]:
 def diff(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[LockChange, ...]:
     """Entries that differ between two locks, in table order."""
     old, new = dict(_flat(before)), dict(_flat(after))
-    return tuple(
-        LockChange(*place, old.get(place), new.get(place))
-        for place in dict.fromkeys([*new, *old])
-        if old.get(place) != new.get(place)
-    )
+    places = dict.fromkeys([*new, *old])
+    pairs = ((place, _answer(old, place), _answer(new, place)) for place in places)
+    return tuple(LockChange(*place, was, now) for place, was, now in pairs if was != now)
 
 
 def family_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
@@ -175,6 +182,12 @@ def family_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple
 
 
 _Place = tuple[str, str, str, str, str]
+
+
+def _answer(entries: Mapping[_Place, Any], place: _Place) -> Any:
+    """What a lock says at `place`; `full` is left out of one where it answers as `bare` does."""
+    op, platform, problem, _, request = place
+    return entries.get(place, entries.get((op, platform, problem, "bare", request)))
 
 
 def _flat(content: Mapping[str, Any]) -> Iterator[tuple[_Place, Any]]:
@@ -212,7 +225,8 @@ def _resolved(answer: Any) -> str:
     if answer is None:
         return "nothing"
     if isinstance(answer, list):
-        return str(answer[-1]).split(":")[0] if answer else "nothing"
+        backend, _, said = str(answer[-1] if answer else "").partition(": ")
+        return backend if said == "chosen" else "refused"
     return str(answer)
 
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from moegate.configs.names import DTYPES as _FILE_DTYPES
 from moegate.errors import UsageError
+
+# The words of a problem's fields. What kernels serve of them is for the rows to say.
+DTYPES = ("bfloat16", "float16", "float32")
+QUANTS = tuple(sorted((_FILE_DTYPES["sglang"] | _FILE_DTYPES["vllm"] | {"mxfp8"}) - {"float32"}))
+ACTIVATIONS = ("silu", "swiglu", "clamped", "silu_rounded", "situ", "gelu", "gelu_tanh", "relu2")
+A2A = ("none", "deepep", "mooncake", "nixl", "mori", "ascend_fuseep", "flashinfer", "megamoe")
+_WORDS: Mapping[str, tuple[str, ...]] = {"dtype": DTYPES, "quant": QUANTS, "activation": ACTIVATIONS, "a2a": A2A}
 
 
 @dataclass(frozen=True)
@@ -20,6 +28,8 @@ class Capabilities:
         env: variables that switch rows on or off, with their values.
         driver: driver version, where a row depends on it.
         probes: named facts found out on the live device (`scaled_mm_block` ...): absent means not probed.
+        ask: finds out a fact that `probes` has not, on the live device; None where there is none to ask. It is called
+            only for a row that nothing else stands in the way of, and remembers its answers itself.
     """
 
     platform: str
@@ -30,6 +40,7 @@ class Capabilities:
     env: tuple[tuple[str, str], ...] = ()
     driver: str = ""
     probes: tuple[tuple[str, bool], ...] = ()
+    ask: Callable[[str], bool | None] | None = field(default=None, compare=False, repr=False)
 
     def flag(self, name: str, default: bool = False) -> bool:
         """Whether the variable `name` is switched on."""
@@ -37,7 +48,14 @@ class Capabilities:
 
     def probe(self, name: str) -> bool | None:
         """A fact found on the device, None where nobody looked."""
-        return dict(self.probes).get(name)
+        told = dict(self.probes).get(name)
+        return told if told is not None or self.ask is None else self.ask(name)
+
+    @property
+    def driver_major(self) -> int | None:
+        """The first number of the driver's version, None where it is not known."""
+        first = self.driver.split(".")[0].strip()
+        return int(first) if first.isdecimal() else None
 
     def torch_at_least(self, major: int, minor: int) -> bool:
         """Whether torch is there and new enough."""
@@ -53,14 +71,18 @@ class Problem:
     """What is to be computed, as far as a choice of backend depends on it.
 
     Args:
-        dtype: activation dtype: `bfloat16`, `float16`, `float32`.
-        quant: scheme of the weights: None, `fp8_w8a8`, `int8_w8a8`, `int8_w8a16`, `int4_w4a16`, `mxfp4_w4a16`, `mxfp8`.
-        block_shape: (n, k) of block scales, None for per tensor or per channel.
+        dtype: activation dtype, one of `DTYPES`.
+        quant: scheme of the weights, one of `QUANTS`; None for weights as they are.
+        block_shape: (n, k) of block scales, None for per tensor or per channel; a list is as good as a tuple.
         per_channel: per-channel weight scales.
-        activation: `silu`, `swiglu`, `gelu`, ...
+        activation: one of `ACTIVATIONS`.
         ue8m0: scales are powers of two.
-        a2a: expert-parallel all-to-all backend, `none` outside expert parallelism.
+        a2a: expert-parallel all-to-all backend, one of `A2A`; `none` outside expert parallelism.
+        payload, payload_scales: dtype of the rows that come over it, and whether scales come with them.
         experts, topk, groups, batch_size, hidden: sizes; 0 where unknown.
+
+    Raises:
+        UsageError: a word that no field has, naming the field and its words; a block that is no two numbers.
     """
 
     dtype: str = "bfloat16"
@@ -75,6 +97,19 @@ class Problem:
     groups: int = 1
     batch_size: int = 0
     hidden: int = 0
+    payload: str = "bfloat16"
+    payload_scales: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in _WORDS.items():
+            value = getattr(self, name)
+            if value not in known and not (name == "quant" and value is None):
+                raise UsageError(f"unknown {name} {value!r:.60}", field=name, fix=f"one of {', '.join(known)}")
+        if self.block_shape is not None:
+            block = tuple(self.block_shape)
+            if len(block) != 2:
+                raise UsageError(f"is {list(block)!r:.60}", field="block_shape", fix="two integers, such as (128, 128)")
+            object.__setattr__(self, "block_shape", block)
 
 
 Condition = Callable[[Problem, Capabilities], str | None]
@@ -93,6 +128,7 @@ class Row:
         here: whether its kernel is ours; a row of another package says which one it needs and cannot run here.
         auto: on which of its platforms `auto` may take it; None is all of them.
         auto_when: what has to hold besides for `auto` to take it.
+        asks: conditions that are asked of the live device, after everything else and only where all of it holds.
     """
 
     op: str
@@ -103,6 +139,7 @@ class Row:
     here: bool = True
     auto: frozenset[str] | None = None
     auto_when: tuple[Condition, ...] = ()
+    asks: tuple[Condition, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def _ours(layout: Layout, key: ConfigKey, request: str, platform: str, guess: st
     try:
         selection = select(_OP, problem, caps, request)
     except DispatchRefused as refused:
-        return Reach(False, refused.message, platform, "refused", refused.chain)
+        return Reach(False, refused.message + guess, platform, "refused", refused.chain)
     if selection.resolved == "triton":
         return Reach(True, f"{request} resolves to triton on {platform}{guess}", platform, "triton", selection.chain)
     why = f"{request} resolves to {selection.resolved} on {platform}, which looks no Triton config up{guess}"

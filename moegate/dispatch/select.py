@@ -39,6 +39,7 @@ def select(
         DispatchRefused: the requested backend does not exist or cannot serve, or nothing can.
     """
     platform = platform_name(caps.platform)
+    caps = replace(caps, platform=platform)  # conditions compare names, whatever a live device calls itself
     mine = tuple(row for row in rows if row.op == op)
     if not mine:
         near = difflib.get_close_matches(op, OPS, n=1)
@@ -47,16 +48,27 @@ def select(
         return _explicit(op, platform, mine, problem, caps, request)
     chain: list[Step] = []
     for row in mine:
-        why = refusal(row, problem, caps, platform) or _not_for_auto(row, problem, caps, platform)
+        why = (
+            _unable(row, problem, caps, platform)
+            or _not_for_auto(row, problem, caps, platform)
+            or _refused_by(row.asks, problem, caps)
+        )
         if why is None:
             chain.append(Step(row.backend, True, row.reason))
             return Selection(op, platform, request, row.backend, tuple(chain))
         chain.append(Step(row.backend, False, why))
-    raise DispatchRefused(f"no backend of {op} can serve on {platform}", chain=tuple(chain), fix=chain[-1].why)
+    able = _able(platform, mine, problem, caps)
+    fix = f"ask by name for one that can serve here: {', '.join(able)}" if able else "nothing here serves this problem"
+    raise DispatchRefused(f"no backend of {op} can serve on {platform}: {chain[-1].why}", chain=tuple(chain), fix=fix)
 
 
 def refusal(row: Row, problem: Problem, caps: Capabilities, platform: str) -> str | None:
-    """Why `row` cannot serve, or None."""
+    """Why `row` cannot serve, or None; the device is asked last."""
+    return _unable(row, problem, caps, platform) or _refused_by(row.asks, problem, caps)
+
+
+def _unable(row: Row, problem: Problem, caps: Capabilities, platform: str) -> str | None:
+    """As `refusal`, without asking the device."""
     if platform not in row.platforms:
         return f"not on {platform}"
     return _refused_by(row.when, problem, caps)
@@ -93,8 +105,12 @@ def _explicit(
 
 def _instead(platform: str, rows: tuple[Row, ...], row: Row, problem: Problem, caps: Capabilities) -> str:
     """What to do where `row` cannot serve: the interpreter, where nothing but that is missing; else who can."""
-    able = [other.backend for other in rows if refusal(other, problem, caps, platform) is None]
+    able = _able(platform, rows, problem, caps)
     ask = f"ask for auto or one that can serve here: {', '.join(able)}" if able else "nothing here serves this problem"
     if not caps.interpreter and refusal(row, problem, replace(caps, interpreter=True), platform) is None:
         return f"set TRITON_INTERPRET=1, or {ask}"
     return ask
+
+
+def _able(platform: str, rows: tuple[Row, ...], problem: Problem, caps: Capabilities) -> list[str]:
+    return [row.backend for row in rows if refusal(row, problem, caps, platform) is None]

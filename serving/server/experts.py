@@ -24,6 +24,7 @@ from xkernels.ops.few_rows import Chosen
 from xkernels.ops.fused_experts import expert_slots, function_of, fused_experts
 from xkernels.ops.prepared import PreparedExperts, prepare_experts
 from xkernels.ops.topk import Router, router_logits, router_logits_reference, topk, topk_reference
+from xkernels.probes import asking
 
 __all__ = ["Experts", "capabilities", "kernel_hash", "named"]
 
@@ -40,7 +41,7 @@ def capabilities(live: devices.Device) -> Capabilities:
         from triton import __version__ as triton
     except ImportError:
         triton = None
-    return Capabilities(live.platform(), torch.__version__, triton, devices.is_interpreted())
+    return Capabilities(live.platform(), torch.__version__, triton, devices.is_interpreted(), ask=asking(live))
 
 
 @functools.cache

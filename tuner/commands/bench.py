@@ -121,10 +121,14 @@ def _prepare(problem: Problem, engine: str, backend: str, configs: Path | None, 
     """Choose the backend and find its configs; nothing is on the device yet."""
     from tuner.engines import load_adapter
     from xkernels.device import is_interpreted, live
+    from xkernels.probes import asking
 
     device, versions = live(), environment_words()
     identity = device.identity()
-    selection = _select(problem, device.platform(), versions, is_interpreted(), backend)
+    caps = Capabilities(
+        device.platform(), versions.get("torch"), versions.get("triton"), is_interpreted(), ask=asking(device)
+    )
+    selection = _select(problem, caps, backend)
     adapter = load_adapter(engine, problem)
     name = device_name_of({"device": {"kind": device.kind, "name": identity.name}})
     found = lookup(problem, configs, name, versions.get("triton", "0.0.0"), adapter.default)
@@ -217,8 +221,7 @@ class _counting:
         return self._call(route)
 
 
-def _select(problem: Problem, platform: str, versions: dict[str, str], interpreted: bool, backend: str) -> Selection:
-    caps = Capabilities(platform, versions.get("torch"), versions.get("triton"), interpreted)
+def _select(problem: Problem, caps: Capabilities, backend: str) -> Selection:
     question = Question(
         dtype=problem.activation_dtype, quant="fp8_w8a8" if problem.dtype.startswith("fp8") else None,
         block_shape=problem.block_shape, experts=problem.E, topk=problem.topk, hidden=problem.H,

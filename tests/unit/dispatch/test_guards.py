@@ -1,4 +1,4 @@
-"""Entry guards: three branches, one predicate, and a replacement that is said."""
+"""Entry guards as rows ask them: three branches of a payload, and one predicate for weights and module."""
 
 from __future__ import annotations
 
@@ -7,29 +7,35 @@ from typing import Any
 
 import pytest
 
-from moegate.dispatch import DispatchRefused, Problem
-from moegate.dispatch.guards import aiter_or_triton, mxfp8_payload, serves_per_channel_fp8
+from moegate.dispatch import Capabilities, DispatchRefused, Problem, select
+from moegate.dispatch.guards import serves_per_channel_fp8
 from moegate.families import Quant, layout_of
 
-GOOD = {
-    (True, "float8_e4m3fn", True): "mxfp8",
-    (True, "bfloat16", False): "bfloat16",
-    (False, "bfloat16", False): "bfloat16",
-}
+PAYLOADS = list(itertools.product(("float8_e4m3fn", "bfloat16", "float16", "uint8"), (True, False)))
+SM100 = Capabilities("cuda-sm100", "2.13.0", "3.8.0", packages=frozenset({"flashinfer"}))
+AITER = Capabilities("rocm-gfx942", "2.13.0", "3.8.0", packages=frozenset({"aiter"}), env=(("SGLANG_USE_AITER", "1"),))
+TENSOR, CHANNEL = (Problem(quant="fp8_w8a8", per_channel=channel) for channel in (False, True))
+BLOCK = Problem(quant="fp8_w8a8", block_shape=(128, 128))
 
 
-@pytest.mark.parametrize(
-    "case", list(itertools.product((True, False), ("float8_e4m3fn", "bfloat16", "float16", "uint8"), (True, False)))
-)
-def test_the_mxfp8_payload_has_three_branches(case: tuple[bool, str, bool]) -> None:
-    use, payload, scales = case
-    if case in GOOD:
-        assert mxfp8_payload(use_mxfp8=use, payload=payload, has_scales=scales) == GOOD[case]
+@pytest.mark.parametrize(("payload", "scales"), PAYLOADS)
+def test_the_mxfp8_payload_has_three_branches(payload: str, scales: bool) -> None:
+    problem = Problem(quant="mxfp8", block_shape=(1, 32), a2a="deepep", payload=payload, payload_scales=scales)
+    if (payload, scales) in (("float8_e4m3fn", True), ("bfloat16", False)):
+        assert select("fused_experts", problem, SM100).resolved == "flashinfer_trtllm"
         return
-    with pytest.raises(DispatchRefused) as caught:
-        mxfp8_payload(use_mxfp8=use, payload=payload, has_scales=scales)
-    assert "--quantization mxfp8" in str(caught.value)
-    assert payload in str(caught.value)
+    with pytest.raises(DispatchRefused, match="--quantization mxfp8") as caught:
+        select("fused_experts", problem, SM100, "flashinfer_trtllm")
+    assert f"{payload} {'with' if scales else 'without'} scales" in str(caught.value)
+
+
+def test_a_payload_of_other_weights_or_of_no_transport_is_not_looked_at() -> None:
+    alone = Problem(quant="mxfp8", block_shape=(1, 32), payload="uint8")
+    assert select("fused_experts", alone, SM100).resolved == "flashinfer_trtllm"
+    sent = Problem(quant="fp8_w8a8", block_shape=(128, 128), a2a="deepep", payload="uint8")
+    packages = frozenset({"deep_gemm"})
+    hopper = Capabilities("cuda-sm90", "2.13.0", "3.8.0", packages=packages)
+    assert select("fused_experts", sent, hopper).resolved == "deep_gemm"
 
 
 def test_one_predicate_for_weights_and_module() -> None:
@@ -42,28 +48,37 @@ def test_one_predicate_for_weights_and_module() -> None:
     before = repr(config)
     quant = layout_of(config).quant
     assert serves_per_channel_fp8(quant)
-    assert serves_per_channel_fp8(Problem(quant="fp8_w8a8", per_channel=True))
+    assert serves_per_channel_fp8(CHANNEL)
     assert repr(config) == before
     assert not serves_per_channel_fp8(Quant("fp8", "fp8_w8a8", (128, 128)))
     assert not serves_per_channel_fp8(Problem(quant="int8_w8a8", per_channel=True))
 
 
 @pytest.mark.parametrize(
-    ("channel", "request_", "aiter", "runner", "why"),
+    ("problem", "why"),
     [
-        (True, "auto", True, "aiter", None),
-        (True, "aiter", True, "aiter", None),
-        (True, "triton", True, "triton", None),
-        (False, "auto", True, "triton", None),
-        (False, "aiter", True, "triton", "no per-channel scales"),
-        (True, "aiter", False, "triton", "cannot run here"),
+        (Problem(), None),
+        (CHANNEL, None),
+        (BLOCK, None),
+        (Problem(quant="mxfp4_w4a16", block_shape=(1, 32)), None),
+        (Problem(quant="fp8_w8a8", per_channel=True, a2a="mori"), None),
+        (TENSOR, "without per-channel scales"),
+        (Problem(quant="fp8_w8a8", per_channel=True, a2a="flashinfer"), "all-to-all"),
+        (Problem(quant="fp8_w8a8", block_shape=(64, 64)), r"not \[64, 64\]"),
+        (Problem(quant="int4_w4a16", block_shape=(0, 128)), "int4_w4a16"),
+        (Problem(quant="mxfp8", block_shape=(1, 32)), "rocm-gfx950 alone"),
     ],
 )
-def test_a_replaced_backend_is_said(channel: bool, request_: str, aiter: bool, runner: str, why: str | None) -> None:
-    quant = Quant("compressed-tensors", "fp8_w8a8", per_channel=channel)
-    found, replacement = aiter_or_triton(quant, request_, aiter=aiter)
-    assert found == runner
-    assert (replacement is None) == (why is None)
-    if replacement is not None and why is not None:
-        assert why in replacement.step.why
-        assert replacement.step.backend == "aiter"
+def test_aiter_takes_what_it_has_experts_for(problem: Problem, why: str | None) -> None:
+    if why is None:
+        assert select("fused_experts", problem, AITER, "aiter").resolved == "aiter"
+        assert select("fused_experts", problem, AITER).resolved == "aiter"
+        return
+    with pytest.raises(DispatchRefused, match=why):
+        select("fused_experts", problem, AITER, "aiter")
+
+
+def test_a_row_that_auto_passes_by_says_what_it_lacks() -> None:
+    found = select("fused_experts", TENSOR, AITER)
+    assert found.resolved == "triton"
+    assert any(step.backend == "aiter" and "per-channel" in step.why for step in found.chain)

@@ -47,6 +47,23 @@ def test_swapped_rows_are_found_with_both_chains(tmp_path: Path) -> None:
     assert '"bfloat16"' in text.splitlines()[lock.line_of(text, first) - 1]
 
 
+def test_a_choice_that_became_a_refusal_is_called_one() -> None:
+    rows = tuple(row for row in ROWS if row.op != "topk" or row.backend == "intel_xpu")
+    changes = lock.diff(lock.table(), lock.table(rows))
+    words = [change.words for change in changes if change.request == "auto" and change.platform == "cuda-sm90"]
+    assert "topk on cuda-sm90, 64 experts, bare, auto: triton -> refused" in words
+
+
+def test_what_is_left_out_because_it_answers_the_same_is_no_nothing() -> None:
+    before = lock.table()
+    after = json.loads(json.dumps(before))
+    name = "fp8 [128,128]"
+    assert "full" in after["ops"]["fused_experts"]["xpu-bmg"][name]
+    del after["ops"]["fused_experts"]["xpu-bmg"][name]["full"]
+    words = [change.words for change in lock.diff(before, after) if change.request == "auto"]
+    assert words == [f"fused_experts on xpu-bmg, {name}, full, auto: intel_xpu -> torch"]
+
+
 def test_a_lost_row_is_found(tmp_path: Path) -> None:
     rows = tuple(row for row in ROWS if (row.op, row.backend) != ("block_fp8_linear", "scaled_mm"))
     changes = lock.diff(lock.table(), lock.table(rows))
