@@ -43,7 +43,7 @@ class Layout:
         fused_shared: shared experts that SGLang appends to the routed ones unless fusion is disabled.
         dtype: `bfloat16`, `float16` or `float32`. quant: storage of the experts' weights.
         nested: the section the text model sits in, empty for the top level.
-        conflicts: fields that two places give differently; the nested section won.
+        conflicts: fields that two places give differently, and which counts; what the quantisation leaves out.
     """
 
     architecture: str
@@ -164,11 +164,12 @@ def layout_of(config: Any, *, file: str | None = None, families: tuple[Family, .
     dtype = fields.get("torch_dtype") or fields.get("dtype") or "bfloat16"
     if not isinstance(dtype, str) or dtype.removeprefix("torch.") not in _TORCH_DTYPES:
         raise UsageError(f"is {dtype!r:.60}", file=file, field="torch_dtype", fix=f"one of {', '.join(_TORCH_DTYPES)}")
-    quant = read_quant(fields.section_with("quantization_config", "compression_config"), file)
     experts = fields.integer(family.experts, 1 << 16)
     topk = fields.integer(family.topk, 1 << 16)
     if topk > experts:
         raise UsageError(f"{topk} experts per token of {experts}", file=file, field=family.topk[0])
+    section = fields.section_with("quantization_config", "compression_config")
+    quant, notes = read_quant(section, file, moe_layers=moe_layers, experts=experts)
     return Layout(
         architecture=family.architecture,
         experts=experts,
@@ -182,7 +183,7 @@ def layout_of(config: Any, *, file: str | None = None, families: tuple[Family, .
         dtype=_TORCH_DTYPES[dtype.removeprefix("torch.")],
         quant=quant,
         nested=nested,
-        conflicts=tuple(fields.conflicts),
+        conflicts=(*fields.conflicts, *notes),
     )
 
 
