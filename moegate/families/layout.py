@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,12 +13,16 @@ from moegate import canonical
 from moegate.configs.names import ConfigKey
 from moegate.configs.values import Engine
 from moegate.errors import UsageError
+from moegate.families.fields import Fields, Section, dig
+from moegate.families.placement import moe_layers
 from moegate.families.quant import Quant, read_quant
 from moegate.families.table import FAMILIES, Family
 from moegate.paths import is_folder
 
 # Where a multimodal model keeps its text model: the first of these that holds MoE fields is read, then the top level.
 NESTED = ("text_config", "language_config", "llm_config")
+LAYERS = ("num_hidden_layers", "n_layers", "num_layers")
+"""Fields with the number of decoder layers, in order of preference."""
 
 _TORCH_DTYPES = {
     "bfloat16": "bfloat16",
@@ -43,7 +47,7 @@ class Layout:
         fused_shared: shared experts that SGLang appends to the routed ones unless fusion is disabled.
         dtype: `bfloat16`, `float16` or `float32`. quant: storage of the experts' weights.
         nested: the section the text model sits in, empty for the top level.
-        conflicts: fields that two places give differently; the nested section won.
+        conflicts: fields that two places give differently, and which counts; what the quantisation leaves out.
     """
 
     architecture: str
@@ -150,11 +154,10 @@ def layout_of(config: Any, *, file: str | None = None, families: tuple[Family, .
     """As `load_layout`, from the parsed JSON; `file` is only named in errors."""
     if not isinstance(config, dict):
         raise UsageError("a model config must be an object", file=file)
-    family, nested = _family(config, file, families)
-    fields = _Fields(config, nested, file, family.architecture)
-    layers = fields.integer(("num_hidden_layers", "n_layers", "num_layers"), _MAX_LAYERS)
-    moe_layers = _moe_layers(family, fields, layers)
-    if not moe_layers:
+    family, fields = _family(config, file, families)
+    layers = fields.integer(LAYERS, _MAX_LAYERS)
+    placed = moe_layers(family.placement, fields, layers)
+    if not placed:
         raise UsageError(
             "no layer has experts",
             file=file,
@@ -164,11 +167,12 @@ def layout_of(config: Any, *, file: str | None = None, families: tuple[Family, .
     dtype = fields.get("torch_dtype") or fields.get("dtype") or "bfloat16"
     if not isinstance(dtype, str) or dtype.removeprefix("torch.") not in _TORCH_DTYPES:
         raise UsageError(f"is {dtype!r:.60}", file=file, field="torch_dtype", fix=f"one of {', '.join(_TORCH_DTYPES)}")
-    quant = read_quant(fields.section_with("quantization_config", "compression_config"), file)
     experts = fields.integer(family.experts, 1 << 16)
     topk = fields.integer(family.topk, 1 << 16)
     if topk > experts:
         raise UsageError(f"{topk} experts per token of {experts}", file=file, field=family.topk[0])
+    section = fields.object_with("quantization_config", "compression_config")
+    quant, notes = read_quant(section, file, moe_layers=placed, experts=experts)
     return Layout(
         architecture=family.architecture,
         experts=experts,
@@ -176,134 +180,71 @@ def layout_of(config: Any, *, file: str | None = None, families: tuple[Family, .
         intermediate=fields.integer(family.intermediate, _MAX_SIZE),
         hidden=fields.integer(family.hidden, _MAX_SIZE),
         layers=layers,
-        moe_layers=moe_layers,
+        moe_layers=placed,
         shared_experts=fields.optional(family.shared, 0, 1 << 10) if family.shared else family.fused_shared,
         fused_shared=family.fused_shared,
         dtype=_TORCH_DTYPES[dtype.removeprefix("torch.")],
         quant=quant,
-        nested=nested,
-        conflicts=tuple(fields.conflicts),
+        nested=fields.nested,
+        conflicts=(*fields.conflicts, *notes),
     )
 
 
-def _family(config: Mapping[str, Any], file: str | None, families: tuple[Family, ...]) -> tuple[Family, str]:
+def _family(config: Mapping[str, Any], file: str | None, families: tuple[Family, ...]) -> tuple[Family, Fields]:
+    """The family of a model, and its fields."""
+    sections = (("", config), *((name, config[name]) for name in NESTED if isinstance(config.get(name), dict)))
+    family = _named_family(sections, file, families)
+    nested = sections[1:]
+    holders = tuple(section for section in nested if _has(section, family.experts))
+    if not holders and not _has(sections[0], family.experts):  # so that what is missing is missed where the others are
+        others = (*family.topk, *family.intermediate, *LAYERS)
+        holders = tuple(section for section in nested if _has(section, others))[:1]
+    return family, Fields((*holders[:1], sections[0]), holders[1:], file, family.architecture)
+
+
+def _named_family(sections: tuple[Section, ...], file: str | None, families: tuple[Family, ...]) -> Family:
+    """The family by the architectures of the sections, or by the model types of those before which none is named."""
     by_architecture, by_type = _table(families)
-    sections = [("", config)] + [(name, config[name]) for name in NESTED if isinstance(config.get(name), dict)]
     named: list[str] = []
-    for _, section in sections:
+    for where, section in sections:
         value = section.get("architectures")
         names = [value] if isinstance(value, str) else value if isinstance(value, list) else []
         named += [name for name in names if isinstance(name, str)]
-    family = next((by_architecture[name] for name in named if name in by_architecture), None)
-    if family is None and not named:
-        types = [section.get("model_type") for _, section in sections]
-        family = next((by_type[t] for t in types if isinstance(t, str) and t in by_type), None)
-    if family is None:
-        said = ", ".join(repr(name)[:80] for name in named)
-        said = f"{said}: no MoE model that is known" if said else "no architecture that is known"
-        near = difflib.get_close_matches(named[0][:200], list(by_architecture), n=3) if named else []
-        raise UsageError(
-            f"is {said}",
-            file=file,
-            field="architectures",
-            fix=f"did you mean {', '.join(near)}?"
-            if near
-            else f"one of the {len(by_architecture)} of docs/explain.md, or add a row to moegate/families/table.py",
-        )
-    nested = next((name for name, section in sections[1:] if _has(section, family.experts)), "")
-    return family, nested
+        model_type = section.get("model_type")
+        family = next((by_architecture[name] for name in named if name in by_architecture), None)
+        if family is None and not named and isinstance(model_type, str):
+            family = by_type.get(model_type)
+        if family is not None:
+            if where and family.fused_shared:
+                _refuse_wrapper(sections[0][1], family, file)
+            return family
+    raise _unknown(named, tuple(by_architecture), file)
 
 
-def _has(section: Mapping[str, Any], names: tuple[str, ...]) -> bool:
-    return any(_dig(section, name) is not None for name in names)
+def _refuse_wrapper(config: Mapping[str, Any], family: Family, file: str | None) -> None:
+    """Refuse a model around `family` that is not in the table: engines fuse shared experts by the outer name."""
+    for field in ("architectures", "model_type"):
+        if config.get(field):
+            raise UsageError(
+                f"is {config[field]!r:.80} around {family.architecture}: whether it fuses shared experts is unknown",
+                file=file,
+                field=field,
+                fix="add a row to moegate/families/table.py",
+            )
 
 
-def _dig(section: Mapping[str, Any], name: str) -> Any:
-    value: Any = section
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
+def _unknown(named: Sequence[str], known: tuple[str, ...], file: str | None) -> UsageError:
+    said = ", ".join(repr(name)[:80] for name in named)
+    near = difflib.get_close_matches(named[0][:200], known, n=3) if named else []
+    return UsageError(
+        f"is {said}: no MoE model that is known" if said else "is no architecture that is known",
+        file=file,
+        field="architectures",
+        fix=f"did you mean {', '.join(near)}?"
+        if near
+        else f"one of the {len(known)} of docs/explain.md, or add a row to moegate/families/table.py",
+    )
 
 
-class _Fields:
-    """Reads fields of one model config: the nested section first, then the top level; differences are noted."""
-
-    def __init__(self, config: Mapping[str, Any], nested: str, file: str | None, architecture: str) -> None:
-        self._sections = [(nested, config[nested]), ("", config)] if nested else [("", config)]
-        self._file, self._architecture = file, architecture
-        self.conflicts: list[str] = []
-
-    def get(self, name: str) -> Any:
-        values = [(where, value) for where, section in self._sections if (value := _dig(section, name)) is not None]
-        if len(values) == 2 and values[0][1] != values[1][1]:
-            (where, ours), (_, theirs) = values
-            note = f"{name} is {ours!r:.40} in {where} and {theirs!r:.40} at the top: the former counts"
-            if note not in self.conflicts:
-                self.conflicts.append(note)
-        return values[0][1] if values else None
-
-    def section_with(self, *names: str) -> Mapping[str, Any]:
-        """The first section that has one of `names`, else an empty one."""
-        return next((s for _, s in self._sections if any(s.get(name) is not None for name in names)), {})
-
-    def integer(self, names: tuple[str, ...], high: int) -> int:
-        """A positive integer under the first of `names` that is there; UsageError otherwise."""
-        for name in names:
-            value = self.get(name)
-            if value is None:
-                continue
-            if isinstance(value, list) and value and all(item == value[0] for item in value):
-                value = value[0]
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= high:
-                raise UsageError(f"is {value!r:.60}; must be an integer from 1 to {high}", file=self._file, field=name)
-            return value
-        raise UsageError(
-            f"is missing; {self._architecture} needs it",
-            file=self._file,
-            field=names[0],
-            fix=f"add {' or '.join(names)}" + (f" to {self._sections[0][0]}" if self._sections[0][0] else ""),
-        )
-
-    def optional(self, names: tuple[str, ...], default: int, high: int) -> int:
-        """As `integer`, but missing or zero gives `default`."""
-        for name in names:
-            value = self.get(name)
-            if value in (None, 0, False):
-                continue
-            return self.integer((name,), high)
-        return default
-
-
-def _moe_layers(family: Family, fields: _Fields, layers: int) -> tuple[int, ...]:
-    """Indices of the layers with experts, by the family's rule."""
-    if family.placement == "first-dense":
-        dense = fields.optional(("first_k_dense_replace", "num_dense_layers"), 0, _MAX_LAYERS)
-        step = (
-            fields.optional(("moe_layer_freq",), 1, _MAX_LAYERS)
-            if not isinstance(fields.get("moe_layer_freq"), list)
-            else 1
-        )
-        return tuple(i for i in range(layers) if i >= dense and i % step == 0)
-    if family.placement == "sparse-step":
-        step = fields.optional(("decoder_sparse_step",), 1, _MAX_LAYERS)
-        dense_only = fields.get("mlp_only_layers")
-        skip = {i for i in dense_only if isinstance(i, int)} if isinstance(dense_only, list) else set()
-        return tuple(i for i in range(layers) if i not in skip and (i + 1) % step == 0)
-    if family.placement == "interleave":
-        listed = fields.get("moe_layers")
-        if isinstance(listed, list) and listed:
-            return tuple(sorted({i for i in listed if isinstance(i, int) and 0 <= i < layers}))
-        step = fields.optional(("interleave_moe_layer_step",), 1, _MAX_LAYERS)
-        return tuple(i for i in range(layers) if (i + 1) % step == 0)
-    if family.placement == "period":
-        period = fields.optional(("expert_layer_period",), 1, _MAX_LAYERS)
-        offset = fields.optional(("expert_layer_offset",), 0, _MAX_LAYERS)
-        return tuple(i for i in range(layers) if i % period == offset % period)
-    if family.placement == "frequency-list":
-        pattern = fields.get("hybrid_override_pattern")
-        if isinstance(pattern, str):  # one letter a layer; E marks experts
-            return tuple(i for i, letter in enumerate(pattern[:layers]) if letter == "E")
-        listed = fields.get("moe_layer_freq")
-        if isinstance(listed, list):
-            return tuple(i for i, flag in enumerate(listed[:layers]) if flag)
-    return tuple(range(layers))
+def _has(section: Section, names: tuple[str, ...]) -> bool:
+    return any(dig(section[1], name) is not None for name in names)

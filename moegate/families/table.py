@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Placement = Literal["all", "first-dense", "sparse-step", "interleave", "period", "frequency-list"]
+Placement = Literal["all", "first-dense", "sparse-step", "interleave", "period", "frequency-list", "pattern"]
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ FAMILIES: tuple[Family, ...] = (
         _ROUTED,
         _PER_TOK,
         _MOE,
-        "frequency-list",
+        "pattern",
         _SHARED,
         hidden=("moe_latent_size", "hidden_size"),
         model_types=("nemotron_h",),

@@ -39,11 +39,15 @@ class Recording:
         snapshots = sorted(snapshot for at, snapshot in self.files if at == layer)
         return self.files[layer, snapshots[(index // len(self.layers)) % len(snapshots)]]
 
-    def ids(self, index: int, tokens: int, topk: int, experts: int) -> np.ndarray[Any, Any]:
+    def ids(self, index: int, tokens: int, topk: int, experts: int, shared: int = 0) -> np.ndarray[Any, Any]:
         """int32 [tokens, topk] of routing `index`; recordings shorter than `tokens` are repeated.
 
+        `experts` are those of the whole model, the last `shared` of them shared ones, as the engine that recorded
+        counts them.
+
         Raises:
-            UsageError: the file is damaged, has fewer slots than `topk`, or names an expert that does not exist.
+            UsageError: the file is damaged, has fewer slots than `topk`, names an expert that does not exist, or never
+                a shared one.
         """
         path = self.file(index)
         ids = _read(path)
@@ -51,9 +55,14 @@ class Recording:
             raise UsageError(f"is {ids.dtype} {list(ids.shape)}, not integer [tokens, topk]", file=path)
         if ids.shape[1] < topk:
             raise UsageError(f"has {ids.shape[1]} experts per token, fewer than {topk}", file=path)
-        ids = ids[:, :topk].astype(np.int32)
-        if ids.min() < -1 or ids.max() >= experts:
-            raise UsageError(f"names expert {int(ids.max())} of {experts}", file=path)
+        ids = ids[:, :topk]
+        for expert in (int(ids.min()), int(ids.max())):  # before the cast: a wide number would wrap into the range
+            if not -1 <= expert < experts:
+                raise UsageError(f"names expert {expert} of {experts}", file=path)
+        if shared and int(ids.max()) < experts - shared:
+            raise UsageError(f"names no shared expert, which are those from {experts - shared}", file=path,
+                             fix="record with fused shared experts, or tune without them")  # fmt: skip
+        ids = ids.astype(np.int32)
         return np.resize(ids, (tokens, topk)) if ids.shape[0] < tokens else np.ascontiguousarray(ids[:tokens])
 
 
@@ -72,12 +81,13 @@ def routes_for(
     if source in KINDS:
         return made
     recording = load_recording(Path(source))
+    everywhere = problem.routed * problem.ep
     out = []
     for index, (weights, _) in enumerate(made):
-        ids = torch.from_numpy(recording.ids(index, size, problem.topk, problem.routed * problem.ep + problem.shared))
-        if problem.ep > 1:
-            ids = torch.where(ids < problem.routed, ids, -1)
-        out.append((weights, ids.to(device)))
+        ids = torch.from_numpy(recording.ids(index, size, problem.topk, everywhere + problem.shared, problem.shared))
+        # Each rank has the shared experts, after its own routed ones; the recording has them after everybody's.
+        away = torch.where(ids < everywhere, -1, ids - everywhere + problem.routed)
+        out.append((weights, torch.where(ids < problem.routed, ids, away).to(device)))
     return out
 
 

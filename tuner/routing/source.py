@@ -32,7 +32,11 @@ def source_of(text: str) -> str:
 
 
 def recorded_files(folder: Path) -> dict[tuple[int, int], Path]:
-    """The files of a recording by layer and snapshot. UsageError where the folder holds none, or one that is empty."""
+    """The files of a recording by layer and snapshot.
+
+    Raises:
+        UsageError: the folder holds none, one that is empty or no file, or two of the same layer and snapshot.
+    """
     files: dict[tuple[int, int], Path] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         match = _NAME.fullmatch(path.name)
@@ -41,7 +45,11 @@ def recorded_files(folder: Path) -> dict[tuple[int, int], Path]:
                 raise UsageError("is no regular file", file=path)
             if not path.stat().st_size:
                 raise UsageError("is empty: no routing was recorded", file=path)
-            files.setdefault((int(match[1]), int(match[2])), path)
+            place = int(match[1]), int(match[2])
+            if place in files:
+                raise UsageError(f"is layer {place[0]}, snapshot {place[1]} as {files[place].name} is", file=path,
+                                 fix="keep one of the two")  # fmt: skip
+            files[place] = path
     if not files:
         raise UsageError(
             "holds no recorded routing",

@@ -51,7 +51,7 @@ FULL = {
     "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8,
     "num_experts_per_tok": 2, "top_k_experts": 2, "intermediate_size": 32, "moe_intermediate_size": 32,
     "expert_hidden_dim": 32, "ffn_config": {"moe_num_experts": 8, "moe_top_k": 2, "ffn_hidden_size": 32},
-    "hybrid_override_pattern": "ME*E",
+    "hybrid_override_pattern": "ME*E", "expert_layer_period": 2, "expert_layer_offset": 0,
 }  # fmt: skip
 
 
@@ -85,6 +85,50 @@ def test_which_layers_have_experts() -> None:
     assert layers("Llama4ForConditionalGeneration", interleave_moe_layer_step=2) == (1, 3)
     assert layers("Llama4ForConditionalGeneration", moe_layers=[3, 1]) == (1, 3)
     assert layers("NemotronHForCausalLM") == (1, 3)
+    blocks = ["mamba", "moe", "full_attention", "mlp"]
+    assert layers("NemotronHForCausalLM", hybrid_override_pattern=None, layers_block_type=blocks) == (1,)
+    assert layers("DeepseekV3ForCausalLM", first_k_dense_replace=1, moe_layer_freq=[1, 0, 1, 1]) == (2, 3)
+    assert layers("DeepseekV3ForCausalLM", moe_layer_freq=3) == (0, 3)
+    m3 = {"hybrid_override_pattern": None, "moe_layer_freq": [0, 0, 1, 1, 1]}
+    assert layers("MiniMaxM3SparseForConditionalGeneration", **m3) == (2, 3)
+    assert layers("Glm4MoeLiteForCausalLM", mlp_layer_types=["dense", "sparse", "sparse", "sparse"]) == (1, 2, 3)
+    assert layers("DeepseekV4ForCausalLM", mlp_layer_types=["hash_moe", "moe", "moe", "moe"]) == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "field", "said"),
+    [
+        ("NemotronHForCausalLM", {"hybrid_override_pattern": None}, "hybrid_override_pattern", "is missing"),
+        ("NemotronHForCausalLM", {"hybrid_override_pattern": "ME*"}, "hybrid_override_pattern", "3 layers of 4"),
+        ("NemotronHForCausalLM", {"hybrid_override_pattern": "MExE"}, "hybrid_override_pattern", "'x' at layer 2"),
+        ("NemotronHForCausalLM", {"hybrid_override_pattern": [1, 1, 1, 1]}, "hybrid_override_pattern", "must be text"),
+        ("NemotronHForCausalLM", {"layers_block_type": ["moe"] * 4}, "layers_block_type", "otherwise than hybrid_"),
+        ("NemotronHForCausalLM", {"layers_block_type": "MEEE"}, "layers_block_type", "must be a list"),
+        ("JambaForCausalLM", {"expert_layer_period": None}, "expert_layer_period", "is missing"),
+        ("JambaForCausalLM", {"expert_layer_offset": None}, "expert_layer_offset", "is missing"),
+        ("JambaForCausalLM", {"expert_layer_offset": 2}, "expert_layer_offset", "from 0 to 1"),
+        ("DeepseekV3ForCausalLM", {"moe_layer_freq": [0, 1]}, "moe_layer_freq", "2 layers of 4"),
+        ("DeepseekV3ForCausalLM", {"moe_layer_freq": [0, 1, 2, 1]}, "moe_layer_freq", "is 2 at layer 2"),
+        ("DeepseekV3ForCausalLM", {"moe_layer_freq": [0, 1, [1], 1]}, "moe_layer_freq", "is [1] at layer 2"),
+        ("DeepseekV3ForCausalLM", {"moe_layer_freq": 0}, "moe_layer_freq", "from 1 to"),
+        ("MiniMaxM3SparseForConditionalGeneration", {"moe_layer_freq": [1]}, "moe_layer_freq", "1 layers of 4"),
+        ("MiniMaxM3SparseForConditionalGeneration", {"hybrid_override_pattern": None}, "moe_layer_freq", "is missing"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": "1,2"}, "mlp_only_layers", "'1,2'"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": [1, "2"]}, "mlp_only_layers", "layer indices"),
+        ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 0}, "decoder_sparse_step", "from 1 to"),
+        ("Llama4ForConditionalGeneration", {"moe_layers": [True]}, "moe_layers", "layer indices"),
+        ("Glm4MoeLiteForCausalLM", {"mlp_layer_types": ["dense"]}, "mlp_layer_types", "1 layers of 4"),
+        ("Glm4MoeLiteForCausalLM", {"mlp_layer_types": ["dense"] + ["sparse"] * 3, "first_k_dense_replace": 2},
+         "mlp_layer_types", "otherwise than first_k_dense_replace"),
+    ],
+)  # fmt: skip
+def test_layers_that_cannot_be_placed_are_refused(
+    architecture: str, fields: dict[str, Any], field: str, said: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        layout_of({"architectures": [architecture], **FULL, **fields})
+    assert caught.value.field == field
+    assert said in str(caught.value)
 
 
 def test_shared_expert_fusion_and_sharding() -> None:
@@ -152,6 +196,52 @@ def test_conflicts_are_named_and_the_nested_section_counts() -> None:
     assert layout.experts == 64
     assert layout.conflicts == ("n_routed_experts is 64 in language_config and 32 at the top: the former counts",)
     assert layout_of({**model(), "language_config": OCR}).conflicts == ()
+    two = {"text_config": {**OCR, "n_routed_experts": 32}, "language_config": OCR, "vision_config": {"hidden_size": 5}}
+    layout = layout_of({"architectures": ["DeepseekOCR2ForCausalLM"], **two})
+    assert (layout.experts, layout.nested) == (32, "text_config")
+    assert layout.conflicts == ("n_routed_experts is 32 in text_config and 64 in language_config: the former counts",)
+
+
+def test_a_conflict_of_quantisations_is_named() -> None:
+    config = {"architectures": ["DeepseekOCR2ForCausalLM"], "quantization_config": {"quant_method": "mxfp4"},
+              "language_config": {**OCR, "quantization_config": {"quant_method": "fp8"}}}  # fmt: skip
+    layout = layout_of(config)
+    assert layout.quant.dtype == "fp8_w8a8"
+    assert layout.conflicts == (
+        "quantization_config.quant_method is 'fp8' in language_config and 'mxfp4' at the top: the former counts",
+    )
+
+
+@pytest.mark.parametrize("experts", [{"n_routed_experts": None}, {}])
+def test_what_is_missing_in_the_text_model_is_named_there(experts: dict[str, Any]) -> None:
+    text = {name: value for name, value in OCR.items() if name != "n_routed_experts"} | experts
+    with pytest.raises(UsageError) as caught:
+        layout_of({"architectures": ["DeepseekOCR2ForCausalLM"], "language_config": text})
+    assert caught.value.field == "n_routed_experts"
+    assert "to language_config" in str(caught.value)
+    top = {"architectures": ["DeepseekOCR2ForCausalLM"], **OCR, "text_config": {"num_hidden_layers": 99}}
+    assert layout_of(top).layers == 12
+
+
+@pytest.mark.parametrize("architectures", [None, [], ["KimiVLForConditionalGeneration"]])
+def test_the_outer_model_decides_on_fused_shared_experts(architectures: Any) -> None:
+    text = {**OCR, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+    kimi = layout_of({"architectures": architectures, "model_type": "kimi_vl", "text_config": text})
+    assert (kimi.architecture, kimi.key("X", engine="sglang").E) == ("KimiVLForConditionalGeneration", 64)
+    ocr = layout_of({"architectures": None, "model_type": "deepseek_vl_v2", "language_config": text})
+    assert (ocr.architecture, ocr.key("X", engine="sglang").E) == ("DeepseekOCRForCausalLM", 64)
+    assert layout_of({"text_config": text}).key("X", engine="sglang").E == 65
+
+
+@pytest.mark.parametrize(
+    ("outer", "field"),
+    [({"architectures": ["NewVLForCausalLM"]}, "architectures"), ({"model_type": "new"}, "model_type")],
+)
+def test_whether_an_unknown_outer_model_fuses_is_not_guessed(outer: dict[str, Any], field: str) -> None:
+    with pytest.raises(UsageError, match="around DeepseekV3ForCausalLM") as caught:
+        layout_of({**outer, "text_config": {**OCR, "architectures": ["DeepseekV3ForCausalLM"]}})
+    assert caught.value.field == field
+    assert layout_of({**outer, "text_config": {**OCR, "architectures": ["DeepseekV2ForCausalLM"]}}).experts == 64
 
 
 def test_architectures_may_be_null_text_or_only_a_model_type() -> None:

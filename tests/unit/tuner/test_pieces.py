@@ -255,6 +255,9 @@ def test_recorded_routing_of_every_format(tmp_path: Path) -> None:
         (lambda p: np.save(p, np.zeros((4, 2))), "not integer"),
         (lambda p: np.save(p, np.zeros((4, 1), np.int32)), "fewer than 2"),
         (lambda p: np.save(p, np.full((4, 2), 8)), "expert 8 of 8"),
+        (lambda p: np.save(p, np.full((4, 2), 2**32 + 3)), "expert 4294967299 of 8"),
+        (lambda p: np.save(p, np.full((4, 2), 2**64 - 1, np.uint64)), "expert 18446744073709551615 of 8"),
+        (lambda p: np.save(p, np.array([[-2, 3]])), "expert -2 of 8"),
         (lambda p: p.write_bytes(b"\x93NUMPY garbage"), "cannot be read"),
         (lambda p: np.save(p, np.array([{"a": 1}], dtype=object), allow_pickle=True), "cannot be read"),
     ],
@@ -263,6 +266,36 @@ def test_damaged_recordings_are_refused(tmp_path: Path, make: object, words: str
     make(tmp_path / "topk_ids_layer0_idx0.npy")  # type: ignore[operator]
     with pytest.raises(UsageError, match=words):
         routes_for(PROBLEM, 4, 1, device=CPU, seed=0, source=str(tmp_path))
+
+
+def test_recorded_shared_experts_run_on_every_rank(tmp_path: Path) -> None:
+    # Two ranks of 4 routed experts; the engine that recorded counts its shared expert after all 8.
+    recorded = np.array([[0, 3, 8], [4, 7, 8], [2, 6, 8], [-1, -1, -1]])
+    np.save(tmp_path / "topk_ids_layer0_idx0.npy", recorded)
+    problem = Problem("fused_experts", 5, 64, 128, 3, "float32", shared=1, ep=2)
+    weights, ids = routes_for(problem, 4, 1, device=CPU, seed=0, source=str(tmp_path))[0]
+    assert ids.dtype == torch.int32
+    assert ids.tolist() == [[0, 3, 4], [-1, -1, 4], [2, -1, 4], [-1, -1, -1]]
+    assert weights[:, 2].tolist() == [1.0] * 4
+    alone = Problem("fused_experts", 9, 64, 128, 3, "float32", shared=1)
+    assert routes_for(alone, 4, 1, device=CPU, seed=0, source=str(tmp_path))[0][1].tolist() == recorded.tolist()
+
+
+def test_a_recording_without_shared_experts_does_not_pass_for_one_with(tmp_path: Path) -> None:
+    np.save(tmp_path / "topk_ids_layer0_idx0.npy", np.array([[0, 3, 5], [4, 7, 1]]))
+    problem = Problem("fused_experts", 5, 64, 128, 3, "float32", shared=1, ep=2)
+    with pytest.raises(UsageError, match="names no shared expert, which are those from 8"):
+        routes_for(problem, 2, 1, device=CPU, seed=0, source=str(tmp_path))
+
+
+@pytest.mark.parametrize("other", ["topk_ids_layer1_idx0.pt", "topk_ids_layer01_idx0.npy"])
+def test_two_files_of_one_layer_and_snapshot_are_refused(tmp_path: Path, other: str) -> None:
+    _record(tmp_path, [1], 1)
+    torch.save(torch.full((4, 2), 6), tmp_path / other)
+    with pytest.raises(UsageError, match="layer 1, snapshot 0") as caught:
+        source_of(str(tmp_path))
+    assert "topk_ids_layer1_idx0.npy" in str(caught.value)
+    assert other in str(caught.value)
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
