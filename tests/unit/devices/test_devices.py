@@ -118,8 +118,8 @@ def test_host_and_process_agree_on_a_name() -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "vendor"),
     [
-        ("cuda", "NVIDIA_H200", "nvidia"), ("rocm", "AMD Radeon Graphics", "amd"), ("xpu", "Intel(R) Graphics", "intel"),
-        ("cpu", "some processor", "cpu"), ("cuda", "AMD Instinct MI300X", "amd"),
+        ("cuda", "NVIDIA_H200", "nvidia"), ("rocm", "AMD Radeon Graphics", "amd"),
+        ("xpu", "Intel(R) Graphics", "intel"), ("cpu", "some processor", "cpu"), ("cuda", "AMD Instinct MI300X", "amd"),
     ],
 )  # fmt: skip
 def test_a_live_device_has_its_names_vendor_or_its_kinds(kind: str, name: str, vendor: str) -> None:
