@@ -116,6 +116,12 @@ def test_every_kernel_is_found_in_the_sources() -> None:
     assert set().union(*(launched(path.read_text(encoding="utf-8"), found) for path in hosts)) == set(found)
 
 
+def test_every_kernel_was_compiled_for_bmg() -> None:
+    facts = json.loads((ROOT / "docs/results/bmg_compile.json").read_text())["facts"]
+    compiled = {row["kernel"] for row in facts if row["status"] == "ok"}
+    assert compiled == expected("bmg"), "docs/kernels.md, `Compiling without a GPU`, says how to compile for bmg"
+
+
 def test_what_a_kernel_calls_is_none() -> None:
     sources = {
         "one": "@helper\ndef half(x): return x\n@triton.jit\ndef part(x): return half(x)\n"
