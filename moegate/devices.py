@@ -222,6 +222,15 @@ def vendor_of(name: str) -> str | None:
     return brand if brand in {d.vendor for d in DEVICES} else None
 
 
+KIND_VENDORS: Mapping[str, Vendor] = {"cpu": "cpu", "cuda": "nvidia", "rocm": "amd", "xpu": "intel"}
+
+
+def vendor_by(kind: str, name: str) -> Vendor:
+    """The vendor of a live device of a kind: what its name means where that is known, else whose the kind is."""
+    device = find(name)
+    return KIND_VENDORS[kind] if device is None else device.vendor
+
+
 def is_reported(name: str) -> bool:
     """Whether some driver is known to report `name`: a device, a spelling of one, or a name without facts."""
     own = normalise(name)

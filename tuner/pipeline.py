@@ -262,7 +262,7 @@ class _Setting:
         self.interpreted = bool(live.hello["interpreter"])
         self.identity = from_json(DeviceIdentity, live.hello["device"])
         self.device_name = device_name_of(live.hello)
-        self.vendor = _vendor(live.hello)
+        self.vendor = devices.vendor_by(live.hello["device"]["kind"], live.hello["device"]["name"])
         self.effort: Effort = effort(options.effort, interpreted=self.interpreted)
         self.space: Space = space_for(options.problem.op, self.vendor)
         self.triton = str(self.hello["versions"]["triton"])
@@ -362,14 +362,6 @@ def codegen_variables(environ: os._Environ[str] | dict[str, str]) -> dict[str, s
         for name in sorted(environ)
         if name.startswith(CODEGEN_PREFIXES) and name not in _NOT_CODEGEN
     }
-
-
-def _vendor(hello: dict[str, Any]) -> str:
-    kind = hello["device"]["kind"]
-    device = devices.find(hello["device"]["name"])
-    if device is not None:
-        return device.vendor
-    return {"cpu": "cpu", "cuda": "nvidia", "rocm": "amd", "xpu": "intel"}[kind]
 
 
 class _Clock:

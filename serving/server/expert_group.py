@@ -36,7 +36,6 @@ from xkernels.ops.expert_parallel import EpLayout, ep_layout
 __all__ = ["ExpertGroup", "join"]
 
 EXCHANGE_S = 60.0
-_TRANSPORT = {"cpu": "gloo", "xpu": "xccl"}  # every other kind: nccl, which on ROCm is RCCL
 
 
 class ExpertGroup:
@@ -101,7 +100,7 @@ def join(rank: int, settings: Settings, port: int, spec: DecoderSpec, dtype: tor
     live = devices.live(rank if devices.live().kind != "cpu" else 0)
     try:
         dist.init_process_group(
-            _TRANSPORT.get(live.kind, "nccl"), init_method=f"tcp://127.0.0.1:{port}", rank=rank,
+            live.transport, init_method=f"tcp://127.0.0.1:{port}", rank=rank,
             world_size=settings.ep_size, timeout=timedelta(seconds=EXCHANGE_S),
         )  # fmt: skip
         group = dist.group.WORLD

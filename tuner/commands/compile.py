@@ -94,7 +94,7 @@ def run(*, targets: str = _DEFAULT_TARGETS, configs: Path | None = None, files: 
         write_atomic(out, text)
     if as_json:
         print(text)
-    counted = ", ".join(f"{count} {status}" for status, count in _counts(rows).items())
+    counted = _counted(rows)
     what = "kernels" if configs is None and files is None else "entries of config files"
     said = answer_stream(as_json)
     print(f"{what} for {', '.join(names)}: {counted}", file=said)
@@ -129,10 +129,11 @@ def _paths(configs: Path | None, files: Path | None) -> list[Path]:
         raise UsageError("does not exist", file=configs, field="--configs")
     if not configs.is_dir():
         return [_named_config(configs, "--configs")]
-    paths = [path for path in sorted(configs.rglob("E=*.json")) if not path.name.endswith(SUFFIX)]
+    named = {*configs.rglob("E=*.json"), *configs.rglob("N=*.json")}
+    paths = [path for path in sorted(named) if not path.name.endswith(SUFFIX)]
     if not paths:
-        raise UsageError("holds no config file of routed experts", file=configs, field="--configs",
-                         fix="files named E=..,N=..,device_name=...json")  # fmt: skip
+        raise UsageError("holds no config file of routed experts or a dense layer", file=configs, field="--configs",
+                         fix="files named E=..,N=..,device_name=...json or N=..,K=..,device_name=...json")  # fmt: skip
     return paths
 
 
@@ -152,7 +153,17 @@ def _said(row: dict[str, Any]) -> str:
     """A row that is not well, in a line: which, and why."""
     size = "" if row.get("batch_size") is None else f", M={row['batch_size']}"
     why = row.get("error") or f"{row['shared']:,} bytes of shared memory are more than the target has"
-    return f"{row.get('file') or row.get('variant') or row.get('kernel')}{size} for {row.get('target')}: {why}"
+    line = "" if row.get("line") is None else f":{row['line']}"
+    return f"{row.get('file') or row.get('variant') or row.get('kernel')}{line}{size} for {row.get('target')}: {why}"
+
+
+def _counted(rows: Sequence[dict[str, Any]]) -> str:
+    """How many rows of each outcome, and a line for each reason why a file was skipped."""
+    counts = _counts(rows)
+    reasons = Counter(row["error"] for row in rows if row["status"] == "skipped" and "file" in row)
+    words = ", ".join(f"{count} {status}" for status, count in counts.items())
+    nothing = "; nothing was compiled" if reasons and set(counts) == {"skipped"} else ""
+    return "\n".join([words + nothing, *(f"  {count} skipped: {reason}" for reason, count in reasons.items())])
 
 
 def _counts(rows: Sequence[dict[str, Any]]) -> dict[str, int]:

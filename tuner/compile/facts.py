@@ -16,7 +16,6 @@ __all__ = ["captured", "facts_of", "has_block_loads"]
 
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")
 _AMD = {"registers": r"\.vgpr_count:\s*(\d+)", "spills": r"; ScratchSize: (\d+)"}
-_BLOCK_LOADS = {"cuda": ("ptx", r"cp\.async\.bulk\.tensor"), "xpu": ("llir", r"2DBlockRead|2d_block_read")}
 
 
 @contextmanager
@@ -66,7 +65,7 @@ def facts_of(built: Any, target: Target) -> dict[str, Any]:
 
 def has_block_loads(target: Target) -> bool:
     """Whether a target's hardware has block loads that descriptor loads should become."""
-    return target.backend in _BLOCK_LOADS
+    return target.block_loads is not None
 
 
 def _nvidia(cubin: bytes) -> dict[str, int]:
@@ -84,7 +83,7 @@ def _nvidia(cubin: bytes) -> dict[str, int]:
 
 
 def _block_loads(asm: Any, target: Target) -> bool | None:
-    place = _BLOCK_LOADS.get(target.backend)
+    place = target.block_loads
     source = str(asm.get("ttir", asm.get("ttgir", "")))  # Gluon begins at the latter
     if place is None or not any(word in source for word in ("tt.descriptor_load", "async_tma_copy_global_to_local")):
         return None

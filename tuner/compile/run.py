@@ -52,10 +52,13 @@ def _who(target: Target, foreign: Foreign | None) -> tuple[str | None, Foreign |
 
 def compile_files(files: Sequence[Path], targets: Sequence[Target], jobs: int, progress: Callable[[str], None],
                   foreign: Foreign | None = None) -> list[Row]:  # fmt: skip
-    """One row per file, batch size and target, for the targets that the file is for."""
+    """One row per file and batch size, for the target of the file's device; one for what else is to say of a file."""
     found = [jobs_of(path, tuple(t.name for t in targets)) for path in files]
     rows = [_row(f, None, None, "skipped", f.reason) for f in found if f.reason is not None]
-    rows += [_row(f, size, target, "failed", why) for f in found for size, why in f.refused for target in f.targets]
+    rows += [
+        {**_row(f, bad.batch_size, target, "failed", bad.error), "line": bad.line, "field": bad.field}
+        for f in found for bad in f.refused for target in f.targets
+    ]  # fmt: skip
     for target in targets:
         mine = [f for f in found if target.name in f.targets and f.reason is None]
         reason, elsewhere = _who(target, foreign)
@@ -96,7 +99,7 @@ class _ByKey:
 def _row(file: FileJobs, size: int | None, target: str | None, status: str, error: str | None) -> Row:
     return {
         "file": file.file, "batch_size": size, "projection": file.projection, "target": target, "status": status,
-        "error": error, **_SKIPPED,
+        "error": error, "line": None, "field": None, **_SKIPPED,
     }  # fmt: skip
 
 

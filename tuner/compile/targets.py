@@ -20,6 +20,8 @@ class Target:
     `backend`, `arch`, `warp`: Triton's target. `shared`: bytes of shared memory one block may use. `units`:
     multiprocessors of the largest device of the kind. `fp8`: torch's name of its FP8 type. `features`: as
     `xkernels.device` names them. `package`: what brings the Triton backend, for the message where it is missing.
+    `block_loads`: where the hardware has loads that descriptor loads should become, the text that Triton keeps and what
+    is found in it then.
     """
 
     name: str
@@ -31,8 +33,11 @@ class Target:
     fp8: str = "float8_e4m3fn"
     features: frozenset[str] = frozenset()
     package: str = "triton"
+    block_loads: tuple[str, str] | None = None
 
 
+# TMA, which came with sm_90.
+_TMA = ("ptx", r"cp\.async\.bulk\.tensor")
 _BMG: dict[str, Any] = {
     "name": "Intel(R) Arc(TM) Pro B60 Graphics", "vendor": "Intel(R) Corporation", "version": "12.60.7",
     "device_arch": "bmg", "architecture": 85899345920, "max_work_group_size": 1024, "max_num_sub_groups": 64,
@@ -43,8 +48,8 @@ _BMG: dict[str, Any] = {
 }  # fmt: skip
 
 TARGETS: tuple[Target, ...] = (
-    Target("sm_90", "cuda", 90, 32, 232448, 132, features=frozenset({"pdl", "wgmma"})),
-    Target("sm_100", "cuda", 100, 32, 232448, 148, features=frozenset({"pdl"})),
+    Target("sm_90", "cuda", 90, 32, 232448, 132, features=frozenset({"pdl", "wgmma"}), block_loads=_TMA),
+    Target("sm_100", "cuda", 100, 32, 232448, 148, features=frozenset({"pdl"}), block_loads=_TMA),
     Target("gfx942", "hip", "gfx942", 64, 65536, 304, fp8="float8_e4m3fnuz"),
     Target("gfx950", "hip", "gfx950", 64, 163840, 256),
     Target(
@@ -55,6 +60,7 @@ TARGETS: tuple[Target, ...] = (
         131072,
         20,
         package="triton-xpu 3.3.0b1 in an environment of its own and name its Python with --python",
+        block_loads=("llir", r"2DBlockRead|2d_block_read"),
     ),
 )
 

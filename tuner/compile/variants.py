@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
-from tuner.compile.targets import Target
+from tuner.compile.targets import SimulatedDevice, Target
 from xkernels.ops.activation import SILU, Activation, silu_and_mul
 from xkernels.ops.align import moe_align_block_size
 from xkernels.ops.attention import decode_attention
 from xkernels.ops.decoder import add_rms_norm, rotate, rotate_and_store
+from xkernels.ops.expert_layout import EpLayout, Mode, Wire
+from xkernels.ops.expert_parallel import Dispatched, _permute, _route, _unpermute
 from xkernels.ops.few_rows import add_linear, choose_experts, norm_gate, norm_linear, norm_rows, row_logits
 from xkernels.ops.fused_experts import PreparedExperts, fused_experts, prepare_experts
 from xkernels.ops.kv_cache import store_kv_cache
@@ -24,7 +26,7 @@ from xkernels.ops.reduce import moe_sum_reduce
 from xkernels.ops.scheme import Scheme
 from xkernels.ops.topk import Router, router_logits, topk
 
-__all__ = ["VARIANTS", "Variant", "experts_call"]
+__all__ = ["VARIANTS", "Variant", "experts_call", "linear_call"]
 
 _TOKENS, _EXPERTS, _TOPK, _HIDDEN, _INTER = 64, 8, 2, 512, 256
 
@@ -91,6 +93,13 @@ def _streamed(target: Target, stages: int, **kw: Any) -> Any:
     )
 
 
+def _many_rows(target: Target, depth: int, **kw: Any) -> Any:
+    """Experts with the tile of the kernel for many rows where the target has it, else with one that fits anywhere."""
+    has_it = "wgmma" in SimulatedDevice(target).features()
+    tile, warps, stages = ((128, 256, depth), 8, 4) if has_it else ((64, 64, depth), 4, 2)
+    return experts_call(target, tile=tile, warps=warps, stages=stages, extra={"USE_TMA": True}, **kw)
+
+
 def _topk(target: Target, router: Router) -> Any:
     del target
     bias = meta(64, dtype=torch.float32) if router.groups > 1 else None
@@ -110,15 +119,24 @@ def _static(target: Target) -> Any:
     return scaled_fp8_quant(meta(_TOKENS, 512), meta(1, dtype=torch.float32), dtype=getattr(torch, target.fp8))
 
 
+def linear_call(target: Target, *, shape: tuple[int, int], block: tuple[int, int], config: dict[str, Any],
+                rows: int = _TOKENS) -> Any:  # fmt: skip
+    """`block_fp8_linear` of weights of `shape` (N, K) with one tile, of rows that are quantised already."""
+    n, k = shape
+    fp8, f32 = getattr(torch, target.fp8), torch.float32
+    scale = meta(-(-n // block[0]), -(-k // block[1]), dtype=f32)
+    p = prepare_block_fp8(meta(n, k, dtype=fp8), scale, block)
+    x, x_scale = meta(rows, k, dtype=fp8), meta(rows, -(-k // block[1]), dtype=f32)
+    return block_fp8_linear(x, p, backend="triton", x_scale=x_scale, out_dtype=torch.bfloat16, config=config)
+
+
 def _linear(target: Target, block: tuple[int, int] | None, rows: int = 64, **extra: Any) -> Any:
-    weight = meta(512, 512, dtype=getattr(torch, target.fp8))
     config = {"BLOCK_SIZE_M": 64 if rows > 16 else 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "num_warps": 4,
               "num_stages": 2, **extra}  # fmt: skip
-    if block is None:
-        p = prepare_fp8(weight, meta(512, dtype=torch.float32))
-        return fp8_linear(meta(rows, 512), p, backend="triton", config=config)
-    scale = meta(512 // block[0], 4, dtype=torch.float32)
-    return block_fp8_linear(meta(rows, 512), prepare_block_fp8(weight, scale, block), backend="triton", config=config)
+    if block is not None:
+        return linear_call(target, shape=(512, 512), block=block, config=config, rows=rows)
+    p = prepare_fp8(meta(512, 512, dtype=getattr(torch, target.fp8)), meta(512, dtype=torch.float32))
+    return fp8_linear(meta(rows, 512), p, backend="triton", config=config)
 
 
 def _store(target: Target) -> Any:
@@ -169,6 +187,22 @@ def _few_rows(
     return row_logits(norm_rows(x, meta(rows, 6, 1280), gain, 1e-6), meta(129280, 1280))
 
 
+def _expert_parallel(target: Target, mode: Mode) -> Any:
+    """What a rank does with rows before it sends them and after they came home; sending itself is no kernel."""
+    del target
+    ranks, ints, f32 = 4, torch.int32, torch.float32
+    layout = EpLayout(
+        None, 0, ranks, 64, _HIDDEN, _TOPK, mode, "triton", Wire.of_checkpoint(None, torch.bfloat16), torch.bfloat16,
+        None, meta(64, dtype=ints), meta(64, dtype=ints),
+    )  # fmt: skip
+    entries = _TOPK if mode == "deterministic" else ranks
+    place, _ = _route(meta(_TOKENS * entries, dtype=ints), layout)
+    rows = _permute(meta(_TOKENS, _HIDDEN), place, entries, _TOKENS)
+    weights, ids = meta(_TOKENS, _TOPK, dtype=f32), meta(_TOKENS, _TOPK, dtype=ints)
+    sent = Dispatched(rows, ids, weights, place.view(_TOKENS, entries), weights, (_TOKENS,), (_TOKENS,))
+    return _unpermute(meta(_TOKENS, _HIDDEN), sent, layout, None)
+
+
 def _plain(call: Callable[..., Any], *args: Any) -> Callable[[Target], Any]:
     return lambda target: call(*(a() for a in args))
 
@@ -203,8 +237,10 @@ VARIANTS: tuple[Variant, ...] = (
         partial(experts_call, kind="fp8_block", tile=(16, 64, 128), extra=_TMA),
         descriptors=True,
     ),
-    Variant("experts bf16 streamed", partial(_streamed, stages=6), descriptors=True),
+    Variant("experts bf16 streamed", partial(_streamed, stages=6), basic=True, descriptors=True),
     Variant("experts fp8 block streamed", partial(_streamed, stages=12, kind="fp8_block"), descriptors=True),
+    Variant("experts bf16 many rows", partial(_many_rows, depth=64), basic=True, descriptors=True),
+    Variant("experts fp8 block many rows", partial(_many_rows, depth=128, kind="fp8_block"), descriptors=True),
     Variant("experts bf16 single rows", partial(experts_call, tile=(1, 32, 256)), basic=True),
     Variant("experts fp8 block single rows", partial(experts_call, kind="fp8_block", tile=(1, 32, 256), stages=4)),
     Variant("experts fp8 channel single rows", partial(experts_call, kind="fp8_channel", tile=(1, 32, 256))),
@@ -230,6 +266,8 @@ VARIANTS: tuple[Variant, ...] = (
     ),
     Variant("block linear rows", partial(_linear, block=(1, 128))),
     Variant("fp8 linear", partial(_linear, block=None)),
+    Variant("expert parallel", partial(_expert_parallel, mode="fast"), basic=True),
+    Variant("expert parallel deterministic", partial(_expert_parallel, mode="deterministic")),
     Variant("store_kv_cache", _store, basic=True),
     Variant("decode_attention", _decode, basic=True),
     Variant("between a decoder's operators", _between, basic=True),

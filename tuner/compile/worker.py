@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from tuner.compile.facts import captured, facts_of, has_block_loads
@@ -30,28 +32,43 @@ def compile_variant(name: str) -> list[dict[str, Any]]:
 
 
 def compile_config(job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Facts of one projection under one config of a file; `job` is made by `configs.jobs`."""
-    from tuner.compile.variants import experts_call
+    """Facts of one kernel under one config of a file; `job` is made by `configs.jobs_of`."""
+    config = {"num_warps": 4, "num_stages": 3, **job["config"]}
+    call, wanted, names = _OPS[job["op"]](job, config)
+    rows = _rows({}, call, only=wanted, asked=bool(config.get("USE_TMA", False)))
+    mine = [row for row in rows if row["kernel"] in names]
+    # Some kernels serve both projections; the up projection's launch comes first.
+    return [{**row, "key": job["key"]} for row in (mine[-1:] if job.get("projection") == "down" else mine[:1])]
 
-    config, wanted = job["config"], GEMMS[job["projection"]]
-    tile = (int(config["BLOCK_SIZE_M"]), int(config["BLOCK_SIZE_N"]), int(config["BLOCK_SIZE_K"]))
-    extra = {n: v for n, v in config.items() if n not in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")}
-    extra.setdefault("num_warps", 4)
-    extra.setdefault("num_stages", 3)
+
+_Made = tuple[Callable[[Target], Any], str, tuple[str, ...]]
+
+
+def _experts(job: dict[str, Any], config: dict[str, Any]) -> _Made:
+    """The call of a job of routed experts, its kernel where nothing is compiled, and all that it may be."""
     import torch
 
-    rows = _rows(
-        {},
-        lambda target: experts_call(
-            target, kind=job["kind"], tile=tile, dtype=getattr(torch, job["dtype"]), extra=extra,
-            sizes=(2, int(job["hidden"]), int(job["N"])), topk_=2,
-        ),
-        only=wanted,
-        asked=bool(config.get("USE_TMA", False)),
-    )  # fmt: skip
-    # Some kernels serve both projections; the up projection's launch comes first.
-    mine = [row for row in rows if row["kernel"] in EXPERTS]
-    return [{**row, "key": job["key"]} for row in (mine[-1:] if job["projection"] == "down" else mine[:1])]
+    from tuner.compile.variants import experts_call
+
+    tile = (int(config["BLOCK_SIZE_M"]), int(config["BLOCK_SIZE_N"]), int(config["BLOCK_SIZE_K"]))
+    extra = {n: v for n, v in config.items() if n not in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")}
+    sizes, dtype = (2, int(job["hidden"]), int(job["N"])), getattr(torch, job["dtype"])
+    call = partial(experts_call, kind=job["kind"], tile=tile, dtype=dtype, extra=extra, sizes=sizes, topk_=2)
+    return call, GEMMS[job["projection"]], EXPERTS
+
+
+def _linear(job: dict[str, Any], config: dict[str, Any]) -> _Made:
+    """The same for a job of a block-FP8 linear layer."""
+    from tuner.compile.variants import linear_call
+
+    block = (int(job["block"][0]), int(job["block"][1]))
+    return partial(linear_call, shape=(int(job["N"]), int(job["K"])), block=block, config=config), LINEAR, (LINEAR,)
+
+
+_OPS: Mapping[str, Callable[[dict[str, Any], dict[str, Any]], _Made]] = {
+    "fused_experts": _experts,
+    "block_fp8_linear": _linear,
+}
 
 
 def _rows(words: dict[str, Any], call: Any, only: str | None = None, asked: bool = False) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from tuner.config import Config
 from tuner.emit import Origin, emit_all, ensure_places
 from tuner.finals import Final
 from tuner.pipeline import TuneOptions, TuneResult, device_name_of
-from tuner.ray.masks import assert_distinct, child_mask, groups_for
+from tuner.ray.masks import MASKS, assert_distinct, child_mask, groups_for
 from tuner.strategies.base import Cut, Findings
 
 __all__ = ["lease_argv", "prove", "run_leases", "tune_on_cluster"]
@@ -138,8 +138,7 @@ def _run(command: list[str], mask: dict[str, str]) -> Any:
 
 def _environment(mask: dict[str, str]) -> dict[str, str]:
     """Ray's worker's environment without its masks, plus this lease's."""
-    others = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR")
-    return {**{name: value for name, value in os.environ.items() if name not in others}, **mask}
+    return {**{name: value for name, value in os.environ.items() if name not in MASKS}, **mask}
 
 
 def _is_intel() -> bool:

@@ -42,6 +42,7 @@ class Accelerator:
     torch_type: str
     graph_class: str
     queue_field: str = "cuda_stream"
+    transport: str = "nccl"  # which on ROCm is RCCL
 
     def __init__(self, index: int = 0, module: Any = None) -> None:
         self.index = index

@@ -43,6 +43,7 @@ class CpuDevice:
     """The processor this process runs on."""
 
     kind: Kind = "cpu"
+    transport = "gloo"
 
     def __init__(self, index: int = 0) -> None:
         self.index = index

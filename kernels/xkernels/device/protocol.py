@@ -54,10 +54,15 @@ class Limits:
 
 @runtime_checkable
 class Device(Protocol):
-    """One live device of this process. `index` counts the devices that this process may see."""
+    """One live device of this process.
+
+    `index` counts the devices that this process may see. `transport` is torch's name of what moves tensors between
+    processes that hold such devices.
+    """
 
     kind: Kind
     index: int
+    transport: str
 
     def torch_device(self) -> torch.device:
         """The torch device that tensors of this device live on."""

@@ -24,6 +24,7 @@ class XpuDevice(Accelerator):
     torch_type = "xpu"
     graph_class = "XPUGraph"
     queue_field = "sycl_queue"
+    transport = "xccl"
 
     def arch(self) -> str:
         """`bmg`, `pvc`, `acm`, or `xpu` for a device that the table above does not name."""

@@ -113,3 +113,14 @@ def test_host_and_process_agree_on_a_name() -> None:
     assert devices.physical_identity("rocm", None, "0000:A1:00.0") == "0000:a1:00.0"
     assert devices.physical_identity("xpu", None, "83:00.0") == "0000:83:00.0"
     assert devices.physical_identity("xpu", None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "vendor"),
+    [
+        ("cuda", "NVIDIA_H200", "nvidia"), ("rocm", "AMD Radeon Graphics", "amd"),
+        ("xpu", "Intel(R) Graphics", "intel"), ("cpu", "some processor", "cpu"), ("cuda", "AMD Instinct MI300X", "amd"),
+    ],
+)  # fmt: skip
+def test_a_live_device_has_its_names_vendor_or_its_kinds(kind: str, name: str, vendor: str) -> None:
+    assert devices.vendor_by(kind, name) == vendor

@@ -230,23 +230,6 @@ def test_replays_that_would_never_end_are_refused(
         _replayed(_recording(tmp_path / "a.json", 9.0), tmp_path / "out", capsys, **more)
 
 
-def test_compile_has_a_row_for_what_nothing_can_be_launched_with(tmp_path: Path) -> None:
-    name = "E=8,N=64,device_name=NVIDIA_B200.json"
-    lacking = {key: value for key, value in TILE.items() if key != "BLOCK_SIZE_N"}
-    (tmp_path / name).write_text(
-        json.dumps({"triton_version": "3.8.0", "x": {}, "1": lacking, "2": {**TILE, "num_warps": 3}, "4": 7})
-    )
-    code = compile_configs(targets="sm_90", configs=tmp_path, out=tmp_path / "facts.json")
-    document = json.loads((tmp_path / "facts.json").read_text())
-    assert (code, document["counts"]) == (1, {"failed": 4})
-    assert [(row["batch_size"], row["error"].split(";")[0]) for row in document["facts"]] == [
-        (None, "key 'x' is no batch size"),
-        (1, "batch size 1 has no BLOCK_SIZE_N: nothing can be launched"),
-        (2, "num_warps at batch size 2 is 3"),
-        (4, "batch size 4 is 7"),
-    ]
-
-
 def test_compile_names_what_does_not_fit_the_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "E=8,N=64,device_name=NVIDIA_H200.json"
     path.write_text(json.dumps({"1": TILE, "64": {**TILE, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 256, "num_stages": 8}}))
@@ -258,15 +241,6 @@ def test_compile_names_what_does_not_fit_the_target(tmp_path: Path, capsys: pyte
     assert "over-shared" not in told.err  # the answer, once: progress is on the other stream
     assert said.startswith(f"  {path}, M=64 for sm_90: ")
     assert said.endswith(" bytes of shared memory are more than the target has")
-
-
-@pytest.mark.parametrize("content", ["[1]", "{}", "", "3"])
-def test_compile_names_a_file_that_holds_no_configs(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "E=8,N=64,device_name=NVIDIA_H200.json"
-    path.write_text(content)
-    with pytest.raises(UsageError) as error:
-        compile_configs(targets="sm_90", configs=tmp_path)
-    assert error.value.file == str(path)
 
 
 @pytest.mark.parametrize("name", ["README.md", "E=8.json", "E=8,N=64,device_name=NVIDIA_H200.provenance.json"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
-import re
 import subprocess
 import sys
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ import pytest
 
 pytest.importorskip("triton")
 
+from tuner.compile.targets import SimulatedDevice, find
+
 ROOT = Path(__file__).parents[3]
+DETAILS = ROOT / "kernels/xkernels/ops/_details"
 TARGETS = ("sm_90", "sm_100", "gfx942", "gfx950")
 ENV = {n: v for n, v in os.environ.items() if n != "TRITON_INTERPRET"}
 COMMAND = (
@@ -34,14 +39,61 @@ def compiled(tmp: Path, *args: str, code: int = 0) -> dict[str, Any]:
     return document
 
 
-def launched_kernels() -> set[str]:
-    """Kernels that host code of the operators launches: `_k.name[grid](...)`."""
-    names: set[str] = set()
-    for path in (ROOT / "kernels/xkernels/ops").rglob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        if "from xkernels.ops._details import" in text:
-            names |= set(re.findall(r"\b_k\.(\w+)\[", text))
-    return names
+@dataclass(frozen=True)
+class Jitted:
+    """A function that a compiler for devices reads: `language` of its decorator (`helper` is never launched)."""
+
+    name: str
+    language: str
+    calls: frozenset[str]  # of names of its own module, and of imports
+
+
+def jitted(source: str) -> Iterator[Jitted]:
+    """The jitted functions of a module, decorated with `triton.jit`, `gluon.jit` or `helper`."""
+    for node in ast.parse(source).body:
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        words = {ast.unparse(d.func if isinstance(d, ast.Call) else d) for d in node.decorator_list}
+        found = words & {"triton.jit", "gluon.jit", "helper"}
+        if found:
+            names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+            local = {n.id for n in names if isinstance(n.ctx, ast.Store)} | {a.arg for a in node.args.args}
+            used = {n.id for n in names if isinstance(n.ctx, ast.Load)} - local
+            yield Jitted(node.name, found.pop().removesuffix(".jit"), frozenset(used))
+
+
+def kernels(sources: Mapping[str, str]) -> dict[str, str]:
+    """Kernels (name -> language) of modules by name: what is jitted and called by nothing that is."""
+    called: set[tuple[str, str]] = set()
+    for module, source in sources.items():
+        imported = {
+            alias.asname or alias.name: ((node.module or "").rsplit(".", 1)[-1], alias.name)
+            for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom) for alias in node.names
+        }  # fmt: skip
+        called |= {imported.get(name, (module, name)) for one in jitted(source) for name in one.calls}
+    return {
+        one.name: one.language
+        for module, source in sources.items() for one in jitted(source)
+        if one.language != "helper" and (module, one.name) not in called
+    }  # fmt: skip
+
+
+def launched(source: str, among: Collection[str]) -> set[str]:
+    """Names of `among` that host code launches: `name[grid](...)`, of a module or not."""
+    calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    heads = [call.value for call in calls if isinstance(call, ast.Subscript)]
+    return {h.attr if isinstance(h, ast.Attribute) else h.id for h in heads if isinstance(h, ast.Attribute | ast.Name)}\
+        & set(among)  # fmt: skip
+
+
+def our_kernels() -> dict[str, str]:
+    return kernels({path.stem: path.read_text(encoding="utf-8") for path in sorted(DETAILS.glob("*.py"))})
+
+
+def expected(target: str) -> set[str]:
+    """Every kernel that can be launched on a target: those in Gluon are for targets with wgmma."""
+    gluon = "wgmma" in SimulatedDevice(find(target)).features()
+    return {name for name, language in our_kernels().items() if gluon or language != "gluon"}
 
 
 @pytest.mark.slow
@@ -51,24 +103,34 @@ def test_every_kernel_for_every_target(tmp_path: Path) -> None:
     assert not bad, bad
     for target in TARGETS:
         mine = [row for row in rows if row["target"] == target]
-        missing = launched_kernels() & OWN - {row["kernel"] for row in mine}
-        assert not missing, (target, missing)
+        assert {row["kernel"] for row in mine} == expected(target), target
         assert all(row["fits"] and row["registers"] and row["spills"] is not None for row in mine)
         loads = {row["block_loads"] for row in mine if row["variant"] == "experts bf16 descriptors"}
         assert (True in loads) == target.startswith("sm_"), (target, loads)
 
 
-# The kernels of this library's single-device operators.
-OWN = {
-    "align_one", "count", "place", "choose", "gated", "sum_slots", "up_gemm", "down_gemm", "group_quant", "row_quant",
-    "static_quant", "fp8_gemm", "store_kv", "decode_part", "decode_sum", "add_norm",
-    "rotate", "rotate_store", "router_dot", "norm_linear", "norm_rows", "row_logits", "norm_gate", "choose_add",
-    "new_token_part", "new_token_out", "up_rows", "down_rows",
-}  # fmt: skip
+def test_every_kernel_is_found_in_the_sources() -> None:
+    found = our_kernels()
+    assert {"up_gemm": "triton", "large_gemm": "gluon", "route": "triton"}.items() <= found.items()
+    hosts = (ROOT / "kernels/xkernels/ops").rglob("*.py")
+    assert set().union(*(launched(path.read_text(encoding="utf-8"), found) for path in hosts)) == set(found)
 
 
-def test_names_are_the_kernels() -> None:
-    assert launched_kernels() >= OWN
+def test_every_kernel_was_compiled_for_bmg() -> None:
+    facts = json.loads((ROOT / "docs/results/bmg_compile.json").read_text())["facts"]
+    compiled = {row["kernel"] for row in facts if row["status"] == "ok"}
+    assert compiled == expected("bmg"), "docs/kernels.md, `Compiling without a GPU`, says how to compile for bmg"
+
+
+def test_what_a_kernel_calls_is_none() -> None:
+    sources = {
+        "one": "@helper\ndef half(x): return x\n@triton.jit\ndef part(x): return half(x)\n"
+        "@triton.jit(do_not_specialize=['n'])\ndef whole(n): part(n)",
+        "two": "from xkernels.ops._details.one import part as piece\n@gluon.jit\ndef other(n): piece(n)\n"
+        "@triton.jit\ndef place(count): place_ = count\n@triton.jit\ndef count(n): place = n; return place",
+    }
+    assert kernels(sources) == {"whole": "triton", "other": "gluon", "place": "triton", "count": "triton"}
+    assert launched("whole[(1,)](2)\n_k.other[grid](1)\nrows[0](1)\nplace(3)", kernels(sources)) == {"whole", "other"}
 
 
 def test_configs_of_a_folder_and_a_target_without_a_compiler(tmp_path: Path) -> None:
@@ -132,8 +194,6 @@ def test_no_interpreter_for_another_environment_is_refused(tmp_path: Path, monke
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho nothing here >&2\nexit 3\n")
     broken.chmod(0o755)
-    from tuner.compile.targets import find
-
     with pytest.raises(UsageError, match="cannot compile: nothing here"):
         Foreign(broken).reason(find("bmg"))
     monkeypatch.chdir(tmp_path)  # a name alone is a file here, not a program on the PATH

@@ -211,6 +211,13 @@ def test_cpu() -> None:
         device.synchronize()
 
 
+@pytest.mark.parametrize(
+    ("leaf", "transport"), [(CpuDevice, "gloo"), (CudaDevice, "nccl"), (RocmDevice, "nccl"), (XpuDevice, "xccl")]
+)
+def test_every_device_names_what_moves_tensors_between_processes(leaf: type, transport: str) -> None:
+    assert leaf.transport == transport
+
+
 @pytest.mark.gpu
 def test_small_captures_do_not_depend_on_each_other() -> None:
     device = devices.live()
