@@ -20,6 +20,9 @@ _KINDS = {
 }  # fmt: skip
 """The projections of an expert by the words that names have for them."""
 
+_SHORT = frozenset(("gate", "up", "down", "gate_up"))
+"""Words that mean a projection only where experts are named: elsewhere `gate` is the router."""
+
 _PLACES = frozenset((
     "model", "language_model", "backbone", "transformer", "layer", "layers", "blocks", "block_sparse_moe", "mlp", "moe",
     "ffn", "feed_forward", "mixer",
@@ -31,6 +34,7 @@ _NEUTRAL = frozenset(("_proj", "proj", "weight"))
 _SHARED = re.compile(r"shared_?experts?(_gate)?")
 _LAYER = re.compile(r"\blayers?\.(\d{1,5})\b")
 _EXPERT = re.compile(r"\bexperts?\.(\d{1,5})\b")
+_PROJECTION = re.compile(r"(\.?)\(?([a-z0-9_|]+)\)?(_proj)?")
 _WILDCARD = re.compile(r"\\[dw][+*]?|\[0-9\][+*]?|\[\^\.\][+*]|\.?[*+]")
 
 
@@ -77,6 +81,8 @@ def experts_named(name: str, *, exact: bool = False) -> Named | None:
         return Named(_number(layer), _number(expert), kinds or ALL_KINDS)
     if exact and not pattern:
         return None
+    if kinds := _by_projection(text):
+        return Named(kinds=kinds)
     if layer is not None and words <= _PLACES and not text.endswith("$"):
         return Named(_number(layer))
     for part in text.split("|"):
@@ -84,6 +90,18 @@ def experts_named(name: str, *, exact: bool = False) -> Named | None:
         if words <= _PLACES and (words or "|" not in text) and not part.endswith("$"):
             raise Unclear
     return None
+
+
+def _by_projection(text: str) -> frozenset[str]:
+    """The projections that a pattern means wherever they are, such as `.*(gate|up|down)_proj$`: the experts' too."""
+    way, _, last = text.removesuffix("$").removesuffix("*").removesuffix(".").replace(".+", ".*").rpartition("*")
+    match = _PROJECTION.fullmatch(last)
+    if "*" not in text or match is None or _words(way) - _PLACES:
+        return frozenset()
+    found = [word + (match[3] or "") for word in match[2].split("|")]
+    if not match[1] and set(found) & {"proj", "_proj"}:
+        return ALL_KINDS
+    return frozenset(kind for word in found if word not in _SHORT for kind in _KINDS.get(word, ()))
 
 
 def _words(text: str) -> frozenset[str]:

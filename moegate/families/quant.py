@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moegate.errors import UsageError
-from moegate.families.modules import LeftOut, Named, Unclear, experts_named
+from moegate.families.modules import ALL_KINDS, LeftOut, Named, Unclear, experts_named
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ def read_quant(
 _LISTS = ("ignore", "exclude_modules", "exclude", "modules_to_not_convert", "ignored_layers")
 """Fields with names of modules that stay as they are."""
 
-_OVERRIDES = ("dynamic", "extra_config")
-"""Fields with a quantisation of its own for each name, as GPTQ and AutoRound write them."""
+_OVERRIDES = ("dynamic", "extra_config", "layer_quant_config")
+"""Fields with a quantisation of its own for each name, as GPTQ, AutoRound and Quark write them."""
 
 
 def _left_out(block: _Block, *, exact: bool, left: LeftOut) -> tuple[int, ...]:
@@ -148,7 +148,7 @@ def _left_out(block: _Block, *, exact: bool, left: LeftOut) -> tuple[int, ...]:
         for field in _OVERRIDES:
             names = where.get(field)
             for name in names if isinstance(names, dict) else ():
-                _refuse_override(where, field, name)
+                _refuse_override(where, field, name, left.layers)
     try:
         return left.left_layers()
     except Unclear:
@@ -161,12 +161,12 @@ def _unclear(block: _Block, field: str, name: str) -> UsageError:
     return block.error(field, f"{name!r:.80} may stand for some of the experts", fix)
 
 
-def _refuse_override(block: _Block, field: str, name: str) -> None:
+def _refuse_override(block: _Block, field: str, name: str, layers: tuple[int, ...]) -> None:
     try:
         named = experts_named(name.removeprefix("-:").removeprefix("+:"))
     except Unclear:
         named = Named()
-    if named is not None:
+    if named is not None and (named.layer is None or named.layer in layers):
         raise block.error(field, f"{name!r:.80} has a quantisation of its own for experts, which is not understood",
                           "one quantisation for all experts, in the fields of the block itself")  # fmt: skip
 
@@ -262,8 +262,7 @@ def _groups_of_experts(groups: _Block) -> tuple[str, ...]:
             targets = ["Linear"]
         if not isinstance(targets, list) or not targets or not all(isinstance(target, str) for target in targets):
             raise groups.error(f"{name}.targets", f"is {targets!r:.60}; must be a list of names")
-        said = {_target(target) for target in targets}
-        ranks[name] = next(rank for rank in ("experts", "maybe", "class", "elsewhere") if rank in said)
+        ranks[name] = _rank(targets)
     named = tuple(name for name in ranks if ranks[name] == "experts")
     if named and "maybe" not in ranks.values():
         return named  # a name goes before a class
@@ -273,15 +272,21 @@ def _groups_of_experts(groups: _Block) -> tuple[str, ...]:
     return possible
 
 
-def _target(target: str) -> str:
-    """Whether a target means all `experts`, `maybe` some, a `class` of modules, or something `elsewhere`."""
-    if target[:1].isupper():
-        return "class"
-    try:
-        named = experts_named(target, exact=True)
-    except Unclear:
-        return "maybe"
-    return "elsewhere" if named is None else "experts" if named.everything else "maybe"
+def _rank(targets: list[str]) -> str:
+    """Whether targets mean all `experts`, `maybe` some, a `class` of modules, or something `elsewhere`."""
+    rank, kinds = "elsewhere", set[str]()
+    for target in targets:
+        if target[:1].isupper():
+            rank = rank if rank == "maybe" else "class"
+            continue
+        try:
+            named = experts_named(target, exact=True)
+        except Unclear:
+            named = Named(expert=0)
+        if named is not None:
+            rank = "maybe"
+            kinds |= named.kinds if named.layer is None and named.expert is None else set()
+    return "experts" if kinds >= ALL_KINDS else rank
 
 
 def _scheme(method: str, group: _Block) -> Quant:
@@ -331,9 +336,6 @@ _FP4: tuple[tuple[tuple[str, int], tuple[str, tuple[int, int]]], ...] = (
 
 def _quark(method: str, block: _Block) -> Quant:
     layer = block.inner("global_quant_config", block.get("global_quant_config"))
-    own = block.get("layer_quant_config")
-    for name in own if isinstance(own, dict) else ():
-        _refuse_override(block, "layer_quant_config", name)
     value = layer.get("weight")
     if isinstance(value, list) and len(value) == 1:
         value = value[0]

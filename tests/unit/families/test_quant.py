@@ -149,6 +149,52 @@ def test_of_groups_that_differ_the_one_of_the_experts_counts() -> None:
         layout(groups(a=attention))
 
 
+def several(*targets: str) -> dict[str, Any]:
+    """A group for these targets, and one of another dtype for all other linear layers."""
+    made = groups(rest=("Linear", FP8))
+    made["config_groups"]["named"] = {"targets": list(targets), "weights": INT4}
+    return made
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        ["re:.*gate_proj.*", "re:.*up_proj.*", "re:.*down_proj.*"],
+        ["re:.*(q|k|v|o|gate|up|down)_proj$"],
+        ["re:.*\\.(gate_proj|up_proj|down_proj)$"],
+        ["re:.*mlp.*_proj"],
+        ["re:.*w1", "re:.*w2", "re:.*w3"],
+        ["re:.*experts.*gate_proj", "re:.*experts.*up_proj", "re:.*experts.*down_proj"],
+    ],
+)  # fmt: skip
+def test_targets_that_name_every_projection_name_the_experts(targets: list[str]) -> None:
+    assert layout(several(*targets)).quant.dtype == "int4_w4a16"
+    left = layout({**group(FP8), "ignore": targets})
+    assert (left.quant.dtype, len(left.conflicts)) == (None, 1)
+
+
+def test_targets_of_one_projection_are_no_choice_and_those_of_other_modules_none() -> None:
+    for target in ("re:.*gate_proj", "re:.*mlp.*down_proj$", "re:.*experts.*up_proj"):
+        with pytest.raises(UsageError, match="rest and named differ"):
+            layout(several(target))
+        with pytest.raises(UsageError, match="leaves out some experts or projections"):
+            layout({**group(FP8), "ignore": [target]})
+    for target in ("re:.*mlp\\.(gate|up|down)_proj$", "re:.*shared_experts.*_proj", "re:.*self_attn.*_proj",
+                   "re:.*gate$", "re:.*\\.proj$", "re:.*[qkv]_proj", "re:.*in_proj", "re:.*visual.*proj",
+                   "re:.*gate.*"):  # fmt: skip
+        assert layout(several(target)).quant.dtype == "fp8_w8a8"
+        assert layout({**group(INT4), "ignore": [target]}).quant.dtype == "int4_w4a16"
+
+
+def test_an_override_counts_where_it_reaches_experts_of_the_model() -> None:
+    block = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    for name in ("-:model.layers.0.", "+:model.layers.4.mlp.experts.0.gate_proj", "-:.*mlp\\.gate.*"):
+        assert layout({**block, "dynamic": {name: {}}}).quant.dtype == "int4_w4a16"
+    for name in ("-:model.layers.1.", "+:.*down_proj.*", "+:model.layers.3.mlp.experts.0.gate_proj"):
+        with pytest.raises(UsageError, match="quantisation of its own"):
+            layout({**block, "dynamic": {name: {"bits": 8}}})
+
+
 EXPLICIT = [f"model.layers.{layer}.mlp.experts.{expert}.{kind}_proj"
             for layer in (1, 2, 3) for expert in (0, 1) for kind in ("gate", "up", "down")]  # fmt: skip
 
