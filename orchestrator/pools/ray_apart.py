@@ -37,6 +37,7 @@ _START_S = 180.0
 _ASK_S = 60.0
 _END_S = 15.0
 _LAST_WORDS = 300
+_MOST_BYTES = 22  # of the path above Ray's folder: of the 107 of a socket's path, Ray and we add up to 85
 
 
 class RayService:
@@ -46,12 +47,16 @@ class RayService:
         """Start it.
 
         Raises:
-            PoolError: Ray is not installed, does not start, or does not offer the pools' slots.
+            PoolError: Ray is not installed, does not start, or does not offer the pools' slots; or no folder for it
+                can be made.
         """
         self._mutex = threading.Lock()
         self._lost = False
-        self._folder = tempfile.mkdtemp(prefix="moegate-ray-")  # its sockets need a short path
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the service lives
+        try:
+            self._said = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the service lives
+            self._folder = _new_folder()
+        except OSError as error:
+            raise PoolError(f"there is no room for Ray's files: {error.strerror}") from None
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", __name__, self._folder],
             stdin=subprocess.PIPE,
@@ -127,6 +132,14 @@ class RayService:
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").strip().splitlines()
         return "Ray has ended" + (f": {lines[-1][:_LAST_WORDS]}" if lines else "")
+
+
+def _new_folder() -> str:
+    """A folder for Ray: below the one for temporary files, or below /tmp where a socket cannot have such a path."""
+    parent = tempfile.gettempdir()
+    if not parent.isascii() or len(parent) > _MOST_BYTES:
+        parent = "/tmp"  # noqa: S108 - mkdtemp makes it safe
+    return tempfile.mkdtemp(prefix="moegate-ray-", dir=parent)
 
 
 def _await_end(pid: int, timeout_s: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from moegate.errors import PoolError
 from moegate.records import DeviceIdentity, PoolSpec
+from orchestrator.pools import ray_apart
 from orchestrator.pools.ray_apart import RayService, Share
 from orchestrator.pools.slots import HostDevice, Slot
 
@@ -59,8 +61,8 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     (package / "util" / "placement_group.py").write_text(GROUPS)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("FAKE_RAY_FOLDER", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
+    short = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+    monkeypatch.setattr("tempfile.tempdir", str(short))
     started: list[RayService] = []
 
     def start(mode: str) -> RayService:
@@ -72,7 +74,7 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     for one in started:
         one.stop()
     assert not alive(int((tmp_path / "worker").read_text()))
-    assert list(tmp_path.glob("moegate-ray-*")) == []
+    short.rmdir()  # nothing is left in it
 
 
 def test_it_answers_and_ends_in_order(
@@ -121,3 +123,23 @@ def test_fewer_slots_than_asked_for_end_it_at_once(service: Callable[[str], RayS
     with pytest.raises(PoolError, match="wants 5 slots"):
         RayService([PoolSpec("cpu", "cpu", slots=5)])
     assert not alive(int((tmp_path / "worker").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("parent", "suits"),
+    [("/tmp", True), ("/tmp/" + "x" * 17, True), ("/tmp/" + "x" * 18, False), ("/tmp/\u00e9", False)],
+)
+def test_a_folder_whose_path_no_socket_can_have_is_not_used(
+    parent: str, suits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", parent)
+    monkeypatch.setattr("tempfile.mkdtemp", lambda prefix, dir: f"{dir}/{prefix}12345678")
+    made = ray_apart._new_folder()
+    assert made.startswith(f"{parent}/moegate-ray-" if suits else "/tmp/moegate-ray-")
+    assert len(f"{made}/session_2026-01-01_00-00-00_123456_4194304/sockets/plasma_store") <= 107
+
+
+def test_no_room_for_its_files_is_an_error_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    with pytest.raises(PoolError, match="there is no room for Ray's files: No such file or directory"):
+        RayService([PoolSpec("cpu", "cpu")])
