@@ -125,10 +125,14 @@ def guard(program: str, command: Callable[[], object], *, interrupted: str = "")
     sys.exit(code)
 
 
+_STDERR = 2
+
+
 class _Outlet(io.FileIO):
     """A standard stream whose reader may go away (`| head`): what is written then is dropped, and the work goes on.
 
     So the exit code is the command's own, however much of its output was read: a gate that fails fails behind a pipe.
+    Standard error drops what a full disk or a terminal that is gone refuses too: there is nowhere left to say so.
     """
 
     def write(self, data: Any, /) -> int:
@@ -136,7 +140,10 @@ class _Outlet(io.FileIO):
             return super().write(data)
         except BrokenPipeError:
             _to_nowhere(self.fileno())
-            return len(data)
+        except OSError:
+            if self.fileno() != _STDERR:
+                raise
+        return len(data)
 
 
 def _patient(stream: TextIO) -> TextIO:

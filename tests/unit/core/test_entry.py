@@ -83,6 +83,22 @@ def test_output_that_cannot_be_written_is_the_machines_fault() -> None:
     assert (returned, stderr) == (3, "prog: No space left on device\n")
 
 
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("print('said', file=sys.stderr) or 4", 4),
+        ("print('said', file=sys.stderr, flush=True)", 0),
+        ("[][print('said', file=sys.stderr)]", 1),
+        ("open('no/such')", 2),
+        ("print('answer', flush=True)", 3),
+    ],
+)
+def test_what_standard_error_cannot_take_leaves_the_exit_code_alone(body: str, code: int) -> None:
+    run = [sys.executable, "-c", _RUN.format(body=body)]
+    with Path("/dev/full").open("w") as full:
+        assert subprocess.run(run, stdout=full, stderr=full).returncode == code
+
+
 def test_a_name_that_the_terminal_cannot_spell_is_printed_all_the_same() -> None:
     returned, stdout, stderr = ended(r"print('a\udcff\u2026')", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert (returned, stdout, stderr) == (0, "a\\udcff\\u2026\n", "")
