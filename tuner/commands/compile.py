@@ -71,7 +71,7 @@ def run(*, targets: str = _DEFAULT_TARGETS, configs: Path | None = None, files: 
     from tuner.compile.run import compile_files, compile_variants
     from tuner.compile.targets import find
 
-    wanted = [find(word) for word in targets.split(",") if word.strip()]
+    wanted = list({found.name: found for found in map(find, filter(str.strip, targets.split(",")))}.values())
     if not wanted:
         raise UsageError("no target", field="--targets", fix=_DEFAULT_TARGETS)
     workers = jobs or os.cpu_count() or 1
