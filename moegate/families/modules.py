@@ -94,9 +94,15 @@ def experts_named(name: str, *, exact: bool = False) -> Named | None:
 
 def _by_projection(text: str) -> frozenset[str]:
     """The projections that a pattern means wherever they are, such as `.*(gate|up|down)_proj$`: the experts' too."""
-    way, _, last = text.removesuffix("$").removesuffix("*").removesuffix(".").replace(".+", ".*").rpartition("*")
+    parts = [text] if "(" in text else text.split("|")
+    return frozenset(kind for part in parts for kind in _last_projections(part))
+
+
+def _last_projections(pattern: str) -> frozenset[str]:
+    ends = pattern.replace(".+", ".*").removesuffix("$").removesuffix("*").removesuffix(".")
+    way, wildcard, last = ends.rpartition("*")
     match = _PROJECTION.fullmatch(last)
-    if "*" not in text or match is None or _words(way) - _PLACES:
+    if not wildcard or match is None or _words(way) - _PLACES:
         return frozenset()
     found = [word + (match[3] or "") for word in match[2].split("|")]
     if not match[1] and set(found) & {"proj", "_proj"}:
