@@ -169,6 +169,13 @@ def fp8_here(problem: Problem, caps: Capabilities) -> str | None:
     return f"{caps.platform} has no FP8 matrix unit" if caps.platform in NO_FP8_UNIT else None
 
 
+def bfloat16_or_cpu(problem: Problem, caps: Capabilities) -> str | None:
+    """The answer is bfloat16, the one result that scaled_mm has for scales per row on every GPU; a CPU has all."""
+    if problem.dtype == "bfloat16" or caps.platform == "cpu":
+        return None
+    return f"may round {problem.dtype} to bfloat16 on {caps.platform}"
+
+
 def triton_e4m3(problem: Problem, caps: Capabilities) -> str | None:
     """Triton compiles torch's FP8 type (float8_e4m3fn) for the platform."""
     return f"Triton has no float8_e4m3fn on {caps.platform}" if caps.platform == "cuda-sm80" else None

@@ -188,7 +188,14 @@ BLOCK_FP8_LINEAR: tuple[Row, ...] = (
 )
 
 FP8_LINEAR: tuple[Row, ...] = (
-    Row("fp8_linear", "scaled_mm", _RUNS_TORCH, (_OUR_FP8, c.needs_torch(2, 11), c.fp8_here), "unmeasured"),
+    Row(
+        "fp8_linear",
+        "scaled_mm",
+        _RUNS_TORCH,
+        (_OUR_FP8, c.needs_torch(2, 11), c.fp8_here),
+        "unmeasured",
+        auto_when=(c.bfloat16_or_cpu,),
+    ),
     Row(
         "fp8_linear",
         "triton",

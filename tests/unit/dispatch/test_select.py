@@ -107,6 +107,15 @@ def test_deep_gemm_takes_small_blocks_on_sm90_and_by_name_with_power_of_two_scal
         select("block_fp8_linear", plain, blackwell, "deep_gemm")
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("platform", ["cpu", "cuda-sm90", "rocm-gfx942", "xpu-bmg"])
+def test_auto_takes_scaled_mm_with_scales_per_row_only_where_it_keeps_the_precision(platform: str, dtype: str) -> None:
+    problem = Problem(dtype=dtype, quant="fp8_w8a8")
+    keeps = dtype == "bfloat16" or platform == "cpu"
+    assert select("fp8_linear", problem, BARE[platform]).resolved == ("scaled_mm" if keeps else "triton")
+    assert select("fp8_linear", problem, BARE[platform], "scaled_mm").resolved == "scaled_mm"
+
+
 def test_scaled_mm_takes_two_blocks_and_steps_aside_where_the_device_refuses_it() -> None:
     xpu = BARE["xpu-bmg"]
     for shape in ((128, 128), (1, 128)):
