@@ -307,4 +307,6 @@ def test_strides_of_an_argument_are_followed_or_refused(
     for mine, twin in zip([*got, *(given[key] for key in one.written)], [*want, *(plain[key] for key in one.written)],
                           strict=True):  # fmt: skip
         assert mine.dtype == twin.dtype
-        torch.testing.assert_close(mine.float(), twin.float(), rtol=2e-3, atol=1e-4)
+        # sums of FP8 products lose digits on a device; what another element's value would change is far more
+        largest = float(twin.float().abs().max()) if twin.numel() else 0.0
+        torch.testing.assert_close(mine.float(), twin.float(), rtol=2e-3, atol=2e-3 * largest)
