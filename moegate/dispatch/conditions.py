@@ -91,6 +91,16 @@ def quant_in(*schemes: str | None) -> Condition:
     return check
 
 
+def meant_for(*schemes: str | None) -> Condition:
+    """The weights are those that `auto` means a row for; by name it serves others too."""
+
+    def check(problem: Problem, caps: Capabilities) -> str | None:
+        said = ", ".join(scheme or "unquantised" for scheme in schemes)
+        return None if problem.quant in schemes else f"auto takes it for {said} weights"
+
+    return check
+
+
 def _said(problem: Problem) -> str:
     return f"{problem.quant or 'unquantised'} weights"
 

@@ -49,6 +49,8 @@ def show(
     quant: Annotated[str | None, typer.Option(help="Scheme of the weights, such as fp8_w8a8.")] = None,
     block: Annotated[str | None, typer.Option(metavar="N,K", help="Block of scales.")] = None,
     ue8m0: Annotated[bool, typer.Option("--ue8m0", help="The scales are powers of two.")] = False,
+    experts: Annotated[int, typer.Option(min=0, help="Number of experts; 0: unknown.")] = 0,
+    groups: Annotated[int, typer.Option(min=1, help="Groups that the router chooses experts from.")] = 1,
     package: Annotated[list[str] | None, typer.Option(help="A kernel package taken as installed.")] = None,
     env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting taken as made.")] = None,
     torch: Annotated[str, typer.Option(help="The torch version taken as installed.")] = "2.13.0",
@@ -61,7 +63,7 @@ def show(
     name = _platform(platform)
     pairs = tuple(_pair(text) for text in env or ())
     caps = Capabilities(name, torch, triton, name == "cpu", frozenset(package or ()), pairs)
-    problem = Problem(dtype=dtype, quant=quant, block_shape=_block(block), ue8m0=ue8m0)
+    problem = Problem(dtype=dtype, quant=quant, block_shape=_block(block), ue8m0=ue8m0, experts=experts, groups=groups)
     try:
         found = select(op, problem, caps, request)
     except DispatchRefused as refused:

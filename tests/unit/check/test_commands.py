@@ -345,6 +345,14 @@ def test_dispatch_show_guesses_no_platform(name: str, words: str) -> None:
     assert "cuda-sm90" in done.exception.fix
 
 
+def test_dispatch_show_can_be_told_how_many_experts_there_are() -> None:
+    """What is passed by because nobody told can be told."""
+    ask = ["dispatch", "show", "--op", "grouped_topk", "--platform", "bmg", "--package", "sgl_kernel", "--json"]
+    found = [json.loads(CliRunner().invoke(app, [*ask, *more]).stdout)["resolved"]
+             for more in ([], ["--experts=256", "--groups=8"], ["--experts=160", "--groups=8"])]  # fmt: skip
+    assert found == ["triton", "intel_xpu", "triton"]
+
+
 def test_dispatch_show_can_be_told_that_scales_are_powers_of_two() -> None:
     """What is refused for want of them can be asked for."""
     ask = ("dispatch", "show", "--op", "block_fp8_linear", "--platform", "sm_100", "--quant", "fp8_w8a8", "--block",
