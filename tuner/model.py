@@ -24,7 +24,7 @@ def problem_of(model: Path | None, shape: str | None, op: str, dtype: str, *, en
         tp: tensor-parallel size. ep: expert-parallel size.
 
     Raises:
-        UsageError: neither or both of model and shape, something in them is wrong, or nothing is tuned for such weights.
+        UsageError: neither or both of model and shape, a wrong value, or weights that nothing is tuned for.
     """
     if (model is None) == (shape is None):
         raise UsageError("give either --model or --shape", fix="--model DIR, or --shape E=64,N=896,H=1280,topk=6")
