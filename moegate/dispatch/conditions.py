@@ -86,7 +86,7 @@ def quant_in(*schemes: str | None) -> Condition:
     def check(problem: Problem, caps: Capabilities) -> str | None:
         if problem.quant in schemes:
             return None
-        return f"does not serve {_said(problem)}"
+        return f"does not serve {_weights(problem)}"
 
     return check
 
@@ -101,7 +101,7 @@ def meant_for(*schemes: str | None) -> Condition:
     return check
 
 
-def _said(problem: Problem) -> str:
+def _weights(problem: Problem) -> str:
     return f"{problem.quant or 'unquantised'} weights"
 
 
@@ -133,10 +133,10 @@ def serves(schemes: Mapping[str | None, tuple[Block | None, ...]]) -> Condition:
     def check(problem: Problem, caps: Capabilities) -> str | None:
         blocks = schemes.get(problem.quant)
         if blocks is None:
-            return f"does not serve {_said(problem)}"
+            return f"does not serve {_weights(problem)}"
         if problem.block_shape in blocks:
             return None
-        return f"serves {_said(problem)} in blocks {_blocks(blocks)}, not {_block(problem.block_shape)}"
+        return f"serves {_weights(problem)} in blocks {_blocks(blocks)}, not {_block(problem.block_shape)}"
 
     return check
 
