@@ -70,8 +70,8 @@ def show(
     caps = Capabilities(name, torch, triton, name == "cpu", frozenset(package or ()), pairs)
     own = usual(op)
     problem = Problem(
-        dtype=dtype, quant=quant or own.quant, block_shape=_block(block) or own.block_shape, per_channel=per_channel,
-        activation=activation, ue8m0=ue8m0, experts=experts, groups=groups,
+        dtype=dtype, quant=own.quant if quant is None else quant, block_shape=_block(block) or own.block_shape,
+        per_channel=per_channel, activation=activation, ue8m0=ue8m0, experts=experts, groups=groups,
     )  # fmt: skip
     try:
         found = select(op, problem, caps, request)
