@@ -17,10 +17,10 @@ from typing import Any, BinaryIO, NoReturn, TextIO, cast
 from moegate.errors import InfraError, MoegateError, UsageError
 from moegate.exits import Exit
 from moegate.extras import EXTRAS, install
-from moegate.paths import new_folder
+from moegate.paths import ensure_writable, new_folder
 from moegate.text import plain
 
-__all__ = ["asked_to_end", "from_os", "guard", "open_streams", "say_new_folder", "unwind_on_termination"]
+__all__ = ["asked_to_end", "from_os", "guard", "open_streams", "ready_to_write", "unwind_on_termination"]
 
 # What a path that somebody named can be; any other refusal of the system (no space, no descriptor) is the machine's.
 _OF_A_PATH = frozenset(
@@ -40,14 +40,22 @@ def from_os(error: OSError) -> MoegateError:
     return InfraError(what if name is None else f"{os.fspath(name)}: {what}")
 
 
-def say_new_folder(path: Path) -> None:
-    """Say before the work for it that a file will lie in a folder that is not there yet: its name may be misspelled."""
+def ready_to_write(path: Path, field: str) -> Path:
+    """Refuse the name of a file that cannot be written, before a command works for it.
+
+    Where the file will lie in a folder that is not there yet, a note says so: its name may be misspelled.
+
+    Raises:
+        UsageError: naming `field`, the option that leads there, and what is in the way.
+    """
+    ensure_writable(path, field)
     folder = new_folder(path)
     if folder is not None:
         print(
             f"note: there is no folder {plain(str(folder))} yet: it will be made for {plain(path.name)}",
             file=sys.stderr,
         )
+    return path
 
 
 def open_streams() -> None:

@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 _PACKAGE = Path(__file__).resolve().parent
+_ELSEWHERE = "move what is there away, or name another place"
 
 
 def config_root() -> Path:
@@ -58,20 +59,26 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moegate"
 
 
-def ensure_writable(path: Path | None) -> Path | None:
-    """Return `path` where a file can be written; a command asks before it works for hours. None is let pass.
+def ensure_writable(path: Path, field: str | None = None) -> Path:
+    """Return `path` where a file can be written; a command asks before it works for hours.
+
+    `field`: the option that leads there, which errors name.
 
     Raises:
-        UsageError: as for `write_atomic`; or what should be its folder is none, or this user may not write there.
+        UsageError: as for `write_atomic`; or what should be its folder is none, this user may not write there, or
+            nothing can have that name.
     """
-    if path is None:
-        return None
-    _ensure_file(path)
-    folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
-    if not folder.is_dir():
-        raise UsageError("is no folder", file=folder)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError("cannot be written to", file=folder)
+    try:
+        _ensure_file(path)
+        folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+        if not folder.is_dir():
+            raise UsageError("is no folder", file=folder)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise UsageError("cannot be written to", file=folder)
+    except UsageError as error:
+        raise UsageError(error.message, file=error.file, field=field, fix=_ELSEWHERE) from None
+    except OSError as error:  # a name that is too long, or links in a circle
+        raise UsageError(error.strerror or str(error), file=path, field=field, fix=_ELSEWHERE) from None
     return path
 
 

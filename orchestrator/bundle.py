@@ -12,7 +12,7 @@ from typing import Any
 
 from moegate import canonical, journal, records
 from moegate.errors import UsageError
-from moegate.records import Attempt, CellOutcome, Measurement, Plan, PlannedCell, Typed
+from moegate.records import Attempt, CellOutcome, Measurement, Plan, PlannedCell, ShellLine
 from orchestrator.scheduler import RunDir, outcomes, read_cells
 from orchestrator.scheduler.classify import tail
 from orchestrator.scheduler.state import CellHistory
@@ -35,7 +35,7 @@ class RunFacts:
     outcomes: tuple[CellOutcome, ...]
     measurements: dict[str, tuple[Measurement, ...]]
     config_files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    commands: dict[str, tuple[Typed, ...]] = field(default_factory=dict)
+    commands: dict[str, tuple[ShellLine, ...]] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     started: str = ""
@@ -142,7 +142,7 @@ def by_hand(command: Sequence[str], run: Path, cell: str, into: str = "") -> str
 
 def _commands(
     run: Path, cells: Iterable[PlannedCell], histories: dict[str, CellHistory]
-) -> dict[str, tuple[Typed, ...]]:
+) -> dict[str, tuple[ShellLine, ...]]:
     """What to type for each arm of a cell: the newest command of each. Two arms write into a folder each."""
     out = {}
     for cell in cells:
@@ -154,7 +154,7 @@ def _commands(
                 newest.setdefault(arm if arm in cell.arms else "", command)
         ordered = sorted(newest, key=lambda arm: cell.arms.index(arm) if arm else -1)
         two = len(set(cell.arms)) > 1
-        out[cell.id] = tuple(Typed(arm, by_hand(newest[arm], run, cell.id, arm if two else "")) for arm in ordered)
+        out[cell.id] = tuple(ShellLine(arm, by_hand(newest[arm], run, cell.id, arm if two else "")) for arm in ordered)
     return {cell: typed for cell, typed in out.items() if typed}
 
 

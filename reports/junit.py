@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
-from moegate.records import RunBundle, Typed
+from moegate.records import RunBundle, ShellLine
 from reports.text import clip, one_line, tail
 from reports.view.joined import Joined, join
 
@@ -50,7 +50,7 @@ def element_for(joined: Joined) -> tuple[str, str] | None:
     return element, kind
 
 
-def _testcase(suite: ET.Element, joined: Joined, commands: Sequence[Typed], seconds: float) -> str | None:
+def _testcase(suite: ET.Element, joined: Joined, commands: Sequence[ShellLine], seconds: float) -> str | None:
     cell = joined.cell
     case = ET.SubElement(
         suite,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moegate.entry import say_new_folder
+from moegate.entry import ready_to_write
 from moegate.errors import InfraError, UsageError
 from moegate.exits import Exit
-from moegate.paths import ensure_writable, is_file, is_folder
+from moegate.paths import is_file, is_folder
 
 if TYPE_CHECKING:
     from serving.load.bench import Model
@@ -28,12 +28,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "None": "auto"}
 
 
-def _to_write(value: Path | None) -> Path | None:
-    """Refuse the name of a file that cannot be written, before the command works for it; say what folder it makes."""
-    if value is not None:
-        ensure_writable(value)
-        say_new_folder(value)
-    return value
+def _to_write(param: typer.CallbackParam, value: Path | None) -> Path | None:
+    """As `ready_to_write`, for an option that may be left out."""
+    return None if value is None else ready_to_write(value, param.opts[0])
 
 
 Out = Annotated[Path, typer.Option(help="the Measurement (JSON), written whole or not at all", callback=_to_write)]

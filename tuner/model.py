@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from moegate.errors import UsageError
-from moegate.families import load_layout
+from moegate.families import Quant, load_layout
 from tuner.problem import DTYPES, OPS, SHAPE_FIELDS, SHORT_DTYPES, Problem, parse_shape
 
 __all__ = ["problem_of"]
@@ -24,7 +24,7 @@ def problem_of(model: Path | None, shape: str | None, op: str, dtype: str, *, en
         tp: tensor-parallel size. ep: expert-parallel size.
 
     Raises:
-        UsageError: neither or both of model and shape, or something in them is wrong.
+        UsageError: neither or both of model and shape, a wrong value, or weights that nothing is tuned for.
     """
     if (model is None) == (shape is None):
         raise UsageError("give either --model or --shape", fix="--model DIR, or --shape E=64,N=896,H=1280,topk=6")
@@ -43,9 +43,19 @@ def problem_of(model: Path | None, shape: str | None, op: str, dtype: str, *, en
     layout = load_layout(model)
     shared = layout.fused_shared if engine == "sglang" else 0
     intermediate, experts = layout.shard(tp, ep)
-    quant = layout.quant.dtype
     if dtype == "auto":
-        dtype = quant if quant in DTYPES else layout.dtype
+        dtype = layout.quant.dtype or layout.dtype
+    _check_scheme(model, layout.quant, dtype)
     block = layout.quant.block_shape if dtype == "fp8_w8a8" else None
     visible = (block[0], block[1]) if block is not None and all(block) else None
     return Problem(op, experts + shared, intermediate, layout.hidden, layout.topk + shared, dtype, visible, shared, ep)
+
+
+def _check_scheme(model: Path, quant: Quant, dtype: str) -> None:
+    """Refuse the model's own quantisation where no kernel of ours is tuned for it: its engine would look for a file of
+    another name, and find nothing of what was tuned."""
+    if dtype != quant.dtype or (dtype in DTYPES and not quant.per_channel):
+        return
+    scales = " with scales per channel" if quant.per_channel else ""
+    raise UsageError(f"the experts are {dtype}{scales}, for which nothing can be tuned yet", file=str(model),
+                     field="quantization_config", fix="--dtype bfloat16 takes them as not quantised")  # fmt: skip

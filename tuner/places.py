@@ -31,7 +31,6 @@ DENSE = "dense"
 """What it writes there: SGLang's spelling by version of Triton, vLLM's flat, and files of ops of one kernel."""
 
 _TAKEN = frozenset({JOURNAL, CACHE, CHILDREN, CONFIGS, VLLM, DENSE})
-_FIX = "move what is there away, or name another place"
 
 
 def ensure_place(path: Path, field: str = "--out") -> Path:
@@ -41,13 +40,7 @@ def ensure_place(path: Path, field: str = "--out") -> Path:
         UsageError: a folder, a device or a pipe is there, its folder is none or takes no files, or nothing can have
             that name.
     """
-    try:
-        ensure_writable(path)
-    except UsageError as error:
-        raise UsageError(error.message, file=error.file, field=field, fix=_FIX) from None
-    except OSError as error:  # a name that is too long, or links in a circle
-        raise UsageError(error.strerror or str(error), file=path, field=field, fix=_FIX) from None
-    return path
+    return ensure_writable(path, field)
 
 
 def ensure_workplace(out: Path) -> None:

@@ -86,12 +86,22 @@ def quant_in(*schemes: str | None) -> Condition:
     def check(problem: Problem, caps: Capabilities) -> str | None:
         if problem.quant in schemes:
             return None
-        return f"does not serve {_said(problem)}"
+        return f"does not serve {_weights(problem)}"
 
     return check
 
 
-def _said(problem: Problem) -> str:
+def meant_for(*schemes: str | None) -> Condition:
+    """The weights are those that `auto` means a row for; by name it serves others too."""
+
+    def check(problem: Problem, caps: Capabilities) -> str | None:
+        said = ", ".join(scheme or "unquantised" for scheme in schemes)
+        return None if problem.quant in schemes else f"auto takes it for {said} weights"
+
+    return check
+
+
+def _weights(problem: Problem) -> str:
     return f"{problem.quant or 'unquantised'} weights"
 
 
@@ -123,10 +133,10 @@ def serves(schemes: Mapping[str | None, tuple[Block | None, ...]]) -> Condition:
     def check(problem: Problem, caps: Capabilities) -> str | None:
         blocks = schemes.get(problem.quant)
         if blocks is None:
-            return f"does not serve {_said(problem)}"
+            return f"does not serve {_weights(problem)}"
         if problem.block_shape in blocks:
             return None
-        return f"serves {_said(problem)} in blocks {_blocks(blocks)}, not {_block(problem.block_shape)}"
+        return f"serves {_weights(problem)} in blocks {_blocks(blocks)}, not {_block(problem.block_shape)}"
 
     return check
 
@@ -167,6 +177,13 @@ def block_on(platform: str, *shapes: Block) -> Condition:
 def fp8_here(problem: Problem, caps: Capabilities) -> str | None:
     """The platform multiplies FP8 matrices, or runs them through torch on the CPU."""
     return f"{caps.platform} has no FP8 matrix unit" if caps.platform in NO_FP8_UNIT else None
+
+
+def bfloat16_or_cpu(problem: Problem, caps: Capabilities) -> str | None:
+    """The answer is bfloat16, the one result that scaled_mm has for scales per row on every GPU; a CPU has all."""
+    if problem.dtype == "bfloat16" or caps.platform == "cpu":
+        return None
+    return f"may round {problem.dtype} to bfloat16 on {caps.platform}"
 
 
 def triton_e4m3(problem: Problem, caps: Capabilities) -> str | None:

@@ -22,7 +22,7 @@ from moegate.paths import write_atomic
 
 SCHEMA = 1
 
-# What each op is asked about. Two problems where the storage of the weights decides, else one.
+# What each op is asked about, its usual problem first; several where the storage of the weights or sizes decide.
 PROBLEMS: Mapping[str, Mapping[str, Problem]] = {
     "fused_experts": {
         "bfloat16": Problem(experts=64, topk=6),
@@ -49,6 +49,12 @@ PROBLEMS: Mapping[str, Mapping[str, Problem]] = {
     },
 }  # fmt: skip
 _ANY: Mapping[str, Problem] = {"bfloat16": Problem()}
+
+
+def usual(op: str) -> Problem:
+    """What an op is asked where nobody says more: one that serves quantised weights alone has those, for example."""
+    return next(iter(PROBLEMS.get(op, _ANY).values()))
+
 
 _PACKAGES = frozenset({"deep_gemm", "flashinfer", "aiter", "sgl_kernel", "torch_npu", "triton_kernels", "humming"})
 _SETTINGS = (("SGLANG_USE_AITER", "1"),)

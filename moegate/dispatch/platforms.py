@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from moegate.devices import FP8_PLATFORMS
 from moegate.errors import UsageError
 
 
@@ -61,9 +62,9 @@ CUDA: frozenset[str] = frozenset(name for name in NAMES if name.startswith("cuda
 ROCM: frozenset[str] = frozenset(name for name in NAMES if name.startswith("rocm"))
 BLACKWELL: frozenset[str] = frozenset({"cuda-sm100", "cuda-sm110", "cuda-sm120"})
 CDNA3_4: frozenset[str] = frozenset({"rocm-gfx942", "rocm-gfx950"})
-# Families without an FP8 matrix unit where torch multiplies no FP8 matrices either; on Intel GPUs without one it does.
-NO_FP8_UNIT: frozenset[str] = frozenset({"cuda-sm80", "rocm-gfx90a", "rocm-gfx11", "npu"})
 XPU: frozenset[str] = frozenset({"xpu-bmg"})
+# Families without an FP8 matrix unit where torch multiplies no FP8 matrices either; on CPUs and Intel GPUs it does.
+NO_FP8_UNIT: frozenset[str] = frozenset(NAMES) - FP8_PLATFORMS - XPU - {"cpu"}
 GPUS: frozenset[str] = CUDA | ROCM | XPU
 EVERY: frozenset[str] = frozenset(NAMES)
 

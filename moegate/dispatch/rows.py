@@ -46,10 +46,9 @@ _SGL_KERNEL = c.needs_package("sgl_kernel")
 _SGLANG = c.needs_package("sglang")
 _FP8 = c.quant_in("fp8_w8a8")
 _FP8_OR_MXFP8 = c.quant_in("fp8_w8a8", "mxfp8")
-_MXFP8 = c.quant_in("mxfp8")
 _FP4 = c.quant_in("nvfp4_w4a16")
 _MXFP4 = c.quant_in("mxfp4_w4a16")
-# What no tensor core of SM100 multiplies, which is all that is known of some rows there, is refused.
+# What SM100 has matrix units for: more is not known of some rows there, and integers are refused.
 _SM100_QUANTS = c.quant_in(None, "fp8_w8a8", "mxfp8", "nvfp4_w4a16", "mxfp4_w4a16", "mxfp4_w4a8")
 _BLOCK128 = c.block_in((128, 128))
 _A2A = c.a2a_in("deepep", "mooncake", "nixl")
@@ -89,7 +88,7 @@ FUSED_EXPERTS: tuple[Row, ...] = (
         c.quant_only_on("mxfp8", "rocm-gfx950"),
         _AITER_A2A,
         *_AITER,
-        auto_when=(c.quant_in(None, "fp8_w8a8", "mxfp4_w4a16"),),
+        auto_when=(c.meant_for(None, "fp8_w8a8", "mxfp4_w4a16"),),
     ),
     # On XPU the engines' own library wins until Triton is asked for by name: auto never looks a config up there.
     _experts("intel_xpu", XPU, c.quant_in(None, "fp8_w8a8", "mxfp4_w4a16"), _SGL_KERNEL),
@@ -101,7 +100,7 @@ FUSED_EXPERTS: tuple[Row, ...] = (
         c.needs_package("triton_kernels"),
         auto_when=(c.driver_below(595, *BLACKWELL),),
     ),
-    _experts("flashinfer_trtllm", _SM100, _SM100_QUANTS, _FLASHINFER, auto_when=(_MXFP8,)),
+    _experts("flashinfer_trtllm", _SM100, _SM100_QUANTS, _FLASHINFER, auto_when=(c.meant_for("mxfp8"),)),
     _experts("flashinfer_trtllm_routed", _SM100, _SM100_QUANTS, _FLASHINFER, auto=_NONE),
     _experts("flashinfer_cutlass", BLACKWELL, _FP4, _FLASHINFER, auto=_SM110 | _SM120),
     _experts("flashinfer_cutedsl", _SM100, _FP4, _FLASHINFER, auto=_NONE),
@@ -188,7 +187,14 @@ BLOCK_FP8_LINEAR: tuple[Row, ...] = (
 )
 
 FP8_LINEAR: tuple[Row, ...] = (
-    Row("fp8_linear", "scaled_mm", _RUNS_TORCH, (_OUR_FP8, c.needs_torch(2, 11), c.fp8_here), "unmeasured"),
+    Row(
+        "fp8_linear",
+        "scaled_mm",
+        _RUNS_TORCH,
+        (_OUR_FP8, c.needs_torch(2, 11), c.fp8_here),
+        "unmeasured",
+        auto_when=(c.bfloat16_or_cpu,),
+    ),
     Row(
         "fp8_linear",
         "triton",

@@ -29,7 +29,7 @@ from moegate.records.plan import (
     QuarantineRule,
 )
 from moegate.records.provenance import ConfigTiming, Provenance
-from moegate.records.run import FINAL_STATES, Attempt, CellOutcome, RunBundle, State, TrendPoint, Typed
+from moegate.records.run import FINAL_STATES, Attempt, CellOutcome, RunBundle, ShellLine, State, TrendPoint
 
 __all__ = [
     "FINAL_STATES",
@@ -62,9 +62,9 @@ __all__ = [
     "RunBundle",
     "RunCard",
     "Samples",
+    "ShellLine",
     "State",
     "TrendPoint",
-    "Typed",
     "from_json",
     "read",
     "to_json",

@@ -9,7 +9,7 @@ from moegate.records.comparison import Comparison, GateResult
 from moegate.records.measurement import Measurement
 from moegate.records.plan import Plan
 
-__all__ = ["FINAL_STATES", "Attempt", "CellOutcome", "RunBundle", "State", "TrendPoint", "Typed"]
+__all__ = ["FINAL_STATES", "Attempt", "CellOutcome", "RunBundle", "ShellLine", "State", "TrendPoint"]
 
 State = Literal[
     "PLANNED",
@@ -77,7 +77,7 @@ class TrendPoint:
 
 
 @dataclass(frozen=True)
-class Typed:
+class ShellLine:
     """A line for a shell that does what a launch of a cell did. `arm` is "" where the cell has none."""
 
     arm: str
@@ -101,7 +101,7 @@ class RunBundle:
     comparison: Comparison
     gate: GateResult
     config_files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    commands: dict[str, tuple[Typed, ...]] = field(default_factory=dict)
+    commands: dict[str, tuple[ShellLine, ...]] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     started: str = ""

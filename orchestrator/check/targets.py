@@ -172,10 +172,11 @@ def _run(folder: Path, files: list[str], targets: list[str]) -> list[Row]:
 
 
 def _judge(row: Row, file: FileFacts, shown: str) -> Iterator[Finding]:
-    size, target, triton = str(row.get("batch_size")), row.get("target"), str(row.get("triton") or "")
-    line = line_of(file.entry.path.read_text(encoding="utf-8"), (size,))
+    size, target, triton = row.get("batch_size"), row.get("target"), str(row.get("triton") or "")
+    line = row.get("line") or line_of(file.entry.path.read_text(encoding="utf-8"), (str(size),))
     severity, note = _trust(file.entry.directory, triton)
-    where = f"batch size {size} on {target}, Triton {triton}"
+    # What nothing can be launched with came to no compiler, and may be of no batch size.
+    where = f"{'' if size is None else f'batch size {size} on '}{target}{triton and f', Triton {triton}'}"
     if row.get("status") not in ("ok", "skipped"):
         why = row.get("error") or row.get("status")
         yield finding("compile-failed", shown, line, f"{where}: {why}{note}", severity=severity)
@@ -198,4 +199,4 @@ def _trust(directory: str, triton: str) -> tuple[Severity | None, str]:
         same = home is None or parse_version(triton).numbers == home.numbers
     except UsageError:
         same = False
-    return (None, "") if same else ("warning", f" (the file is for Triton {home})")
+    return (None, "") if same else ("warning", triton and f" (the file is for Triton {home})")

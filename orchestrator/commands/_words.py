@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 
 import typer
 
-from moegate.entry import say_new_folder
+from moegate.entry import ready_to_write
 from moegate.errors import UsageError
-from moegate.paths import ensure_writable
 
 __all__ = ["PATH", "ensure_companions", "given", "to_write"]
 
@@ -49,18 +48,8 @@ def ensure_companions(context: typer.Context, companions: Mapping[str, str]) -> 
 
 
 def to_write(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    """Refuse the name of a file that cannot be written, before the command works for it; say what folder it makes.
-
-    Raises:
-        UsageError: naming the option and what is in the way.
-    """
-    if value is not None:
-        try:
-            ensure_writable(value)
-        except UsageError as error:
-            raise UsageError(error.message, file=error.file, field=param.opts[0], fix="name another place") from None
-        say_new_folder(value)
-    return value
+    """As `ready_to_write`, for an option that may be left out."""
+    return None if value is None else ready_to_write(value, param.opts[0])
 
 
 def _path(text: str) -> Path:

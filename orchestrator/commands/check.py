@@ -31,6 +31,32 @@ Devices = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", help="With --models: devices to cover; default: those with a file.", callback=given),
 ]
+Dtypes = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="With --models: dtypes to cover (bfloat16, float32, fp8_w8a8); default: each model's own.",
+        callback=given,
+    ),
+]
+Backend = Annotated[str, typer.Option(help="With --models: the MoE backend that will be asked for.", callback=given)]
+Base = Annotated[
+    str | None,
+    typer.Option(metavar="DIR|git:REF", help="Compare with a directory or a git revision.", callback=given),
+]
+Triton = Annotated[str | None, typer.Option(metavar="X.Y.Z", help="Simulate this Triton: which keys stop being exact.")]
+Targets = Annotated[
+    str | None,
+    typer.Option(metavar="ARCH,...", help="Compile every config for its device (needs triton).", callback=given),
+]
+Source = Annotated[
+    Path | None,
+    typer.Option(**PATH, metavar="TREE", help="An engine's source: are its dispatch requests shadowed?"),
+]
+Sarif = Annotated[Path | None, typer.Option(**PATH, metavar="FILE", help="Write findings as SARIF.", callback=to_write)]
+Out = Annotated[
+    Path | None,
+    typer.Option(**PATH, metavar="FILE", help="Write a Measurement (for a check cell).", callback=to_write),
+]
 
 _EXAMPLE = """\b
 Examples:
@@ -55,41 +81,17 @@ def check(
     devices: Devices = None,
     tp: Annotated[str, typer.Option(help="With --models: tensor-parallel sizes to cover, such as 1,2,4.")] = "1",
     ep: Annotated[str, typer.Option(help="With --models: expert-parallel sizes to cover.")] = "1",
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="With --models: dtypes to cover (bfloat16, float32, fp8_w8a8); default: each model's own.",
-            callback=given,
-        ),
-    ] = None,
-    backend: Annotated[
-        str, typer.Option(help="With --models: the MoE backend that will be asked for.", callback=given)
-    ] = "auto",
-    base: Annotated[
-        str | None,
-        typer.Option(metavar="DIR|git:REF", help="Compare with a directory or a git revision.", callback=given),
-    ] = None,
+    dtype: Dtypes = None,
+    backend: Backend = "auto",
+    base: Base = None,
     only_new: Annotated[
         bool, typer.Option("--only-new", help="With --base: leave out what the base has already.")
     ] = False,
-    triton: Annotated[
-        str | None, typer.Option(metavar="X.Y.Z", help="Simulate this Triton: which keys stop being exact.")
-    ] = None,
-    targets: Annotated[
-        str | None,
-        typer.Option(metavar="ARCH,...", help="Compile every config for its device (needs triton).", callback=given),
-    ] = None,
-    source: Annotated[
-        Path | None,
-        typer.Option(**PATH, metavar="TREE", help="An engine's source: are its dispatch requests shadowed?"),
-    ] = None,
-    sarif: Annotated[
-        Path | None, typer.Option(**PATH, metavar="FILE", help="Write findings as SARIF.", callback=to_write)
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(**PATH, metavar="FILE", help="Write a Measurement (for a check cell).", callback=to_write),
-    ] = None,
+    triton: Triton = None,
+    targets: Targets = None,
+    source: Source = None,
+    sarif: Sarif = None,
+    out: Out = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     github: Github = False,
     limit: Annotated[int, typer.Option(min=0, help="Findings shown per rule; 0 shows all.")] = 0,

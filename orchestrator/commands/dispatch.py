@@ -12,7 +12,7 @@ __all__ = ["register"]
 _SHOW = """\b
 Examples:
   orchestrator dispatch show --op fused_experts --platform xpu-bmg
-  orchestrator dispatch show --op block_fp8_linear --platform sm_90 --quant fp8_w8a8 --block 128,128 --package deep_gemm
+  orchestrator dispatch show --op block_fp8_linear --platform sm_90 --block 128,128 --package deep_gemm
 """
 _LOCK = "Example: orchestrator dispatch lock --check"
 _DIFF = "Example: orchestrator dispatch diff --base git:origin/main"
@@ -46,9 +46,15 @@ def show(
     platform: Annotated[str, typer.Option(help="cuda-sm90, sm_90, gfx942, bmg, cpu, .. or a device's name.")],
     request: Annotated[str, typer.Option(help="auto, or a backend by name.")] = "auto",
     dtype: Annotated[str, typer.Option(help="Activation dtype.")] = "bfloat16",
-    quant: Annotated[str | None, typer.Option(help="Scheme of the weights, such as fp8_w8a8.")] = None,
-    block: Annotated[str | None, typer.Option(metavar="N,K", help="Block of scales.")] = None,
+    quant: Annotated[
+        str | None, typer.Option(help="Scheme of the weights, such as fp8_w8a8; default: an FP8 op's own, else none.")
+    ] = None,
+    block: Annotated[str | None, typer.Option(metavar="N,K", help="Block of scales; default: as for --quant.")] = None,
+    per_channel: Annotated[bool, typer.Option("--per-channel", help="A scale per channel of the weights.")] = False,
     ue8m0: Annotated[bool, typer.Option("--ue8m0", help="The scales are powers of two.")] = False,
+    activation: Annotated[str, typer.Option(help="Between the projections of experts.")] = "silu",
+    experts: Annotated[int, typer.Option(min=0, help="Number of experts; 0: unknown.")] = 0,
+    groups: Annotated[int, typer.Option(min=1, help="Groups that the router chooses experts from.")] = 1,
     package: Annotated[list[str] | None, typer.Option(help="A kernel package taken as installed.")] = None,
     env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting taken as made.")] = None,
     torch: Annotated[str, typer.Option(help="The torch version taken as installed.")] = "2.13.0",
@@ -57,11 +63,16 @@ def show(
 ) -> None:
     """Show what a request comes to on a platform, and every row that was looked at on the way."""
     from moegate.dispatch import Capabilities, DispatchRefused, Problem, select
+    from moegate.dispatch.lock import usual
 
     name = _platform(platform)
     pairs = tuple(_pair(text) for text in env or ())
     caps = Capabilities(name, torch, triton, name == "cpu", frozenset(package or ()), pairs)
-    problem = Problem(dtype=dtype, quant=quant, block_shape=_block(block), ue8m0=ue8m0)
+    own = usual(op)
+    problem = Problem(
+        dtype=dtype, quant=own.quant if quant is None else quant, block_shape=_block(block) or own.block_shape,
+        per_channel=per_channel, activation=activation, ue8m0=ue8m0, experts=experts, groups=groups,
+    )  # fmt: skip
     try:
         found = select(op, problem, caps, request)
     except DispatchRefused as refused:

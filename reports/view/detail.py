@@ -56,7 +56,7 @@ _LADDER = (
 
 # A command that is cut off cannot be pasted; this only bounds what nobody would paste.
 _MOST_COMMAND = 4000
-_TYPED = {
+_WRITES = {
     False: "What it writes lies in the folder where it is pasted; the run stays as it is.",
     True: "Each writes into a folder of its arm's name, in the one where it is pasted; the run stays as it is.",
 }
@@ -122,7 +122,7 @@ class Detail:
     cases: tuple[tuple[str, str, str], ...]
     cases_hidden: int
     commands: tuple[tuple[str, str], ...]
-    typed: str
+    commands_note: str
     log: str
     curves: tuple[tuple[str, Markup], ...]
     history: Markup
@@ -165,7 +165,7 @@ def build_detail(bundle: RunBundle, joined: Joined, budget: Budget, configs: dic
         cases=tuple(cases[: budget.cases]),
         cases_hidden=max(0, len(cases) - budget.cases),
         commands=commands,
-        typed=_TYPED[len(commands) > 1],
+        commands_note=_WRITES[len(commands) > 1],
         log=tail(joined.outcome.log_tail, budget.log * (4 if bad else 1)) if joined.outcome else "",
         curves=latency_curves(joined, budget.curves, budget.steps),
         history=history_figure(bundle, joined) if budget.curves else Markup(""),

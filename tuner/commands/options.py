@@ -7,8 +7,7 @@ from typing import Any
 
 import typer
 
-from moegate.entry import say_new_folder
-from tuner.places import ensure_place
+from moegate.entry import ready_to_write
 
 __all__ = ["PATH", "not_empty", "place"]
 
@@ -21,11 +20,8 @@ def not_empty(value: str | None) -> str | None:
 
 
 def place(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    """Refuse the name of a file that cannot be written, before the command works for it; say what folder it makes."""
-    if value is not None:
-        ensure_place(value, param.opts[0])
-        say_new_folder(value)
-    return value
+    """As `ready_to_write`, for an option that may be left out."""
+    return None if value is None else ready_to_write(value, param.opts[0])
 
 
 def _path(text: str) -> Path:

@@ -36,7 +36,8 @@ class AcceleratorEvent:
 class Accelerator:
     """Common part of the CUDA, ROCm and XPU leaves, over one torch module (`torch.cuda` or `torch.xpu`).
 
-    A leaf names torch's type, the module's class of graphs, and the field of a stream that holds its handle.
+    A leaf names torch's type, the module's class of graphs, the field of a stream that holds its handle, and what moves
+    tensors between processes.
     """
 
     torch_type: str

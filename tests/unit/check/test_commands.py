@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from moegate.configs import ConfigKey
+from moegate.dispatch import OPS
 from moegate.errors import UsageError
 from moegate.records import Measurement, read
 from orchestrator.cli import app
@@ -343,6 +344,37 @@ def test_dispatch_show_guesses_no_platform(name: str, words: str) -> None:
     assert re.search(words, str(done.exception))
     assert done.exception.fix is not None
     assert "cuda-sm90" in done.exception.fix
+
+
+def test_dispatch_show_can_be_told_how_many_experts_there_are() -> None:
+    """What is passed by because nobody told can be told."""
+    ask = ["dispatch", "show", "--op", "grouped_topk", "--platform", "bmg", "--package", "sgl_kernel", "--json"]
+    found = [json.loads(CliRunner().invoke(app, [*ask, *more]).stdout)["resolved"]
+             for more in ([], ["--experts=256", "--groups=8"], ["--experts=160", "--groups=8"])]  # fmt: skip
+    assert found == ["triton", "intel_xpu", "triton"]
+
+
+def test_dispatch_show_asks_each_op_what_it_is_for() -> None:
+    """An op of quantised weights alone is not asked about others."""
+    for op in OPS:
+        done = CliRunner().invoke(app, ["dispatch", "show", "--op", op, "--platform", "sm_90", "--json"])
+        assert (done.exit_code, json.loads(done.stdout)["resolved"] is None) == (0, False), op
+
+
+@pytest.mark.parametrize(
+    ("words", "without", "found"),
+    [
+        ("--op fused_experts --platform gfx942 --package aiter --env SGLANG_USE_AITER=1 --quant fp8_w8a8 --per-channel",
+         "--per-channel", ("aiter", "triton")),
+        ("--op fused_experts --platform sm_90 --activation gelu", "--activation gelu", (None, "triton")),
+    ],
+)  # fmt: skip
+def test_dispatch_show_can_be_told_what_rows_ask_of_a_problem(
+    words: str, without: str, found: tuple[str | None, str]
+) -> None:
+    both = (CliRunner().invoke(app, ["dispatch", "show", "--json", *line.split()])
+            for line in (words, words.replace(without, "")))  # fmt: skip
+    assert tuple(json.loads(done.stdout)["resolved"] for done in both) == found
 
 
 def test_dispatch_show_can_be_told_that_scales_are_powers_of_two() -> None:

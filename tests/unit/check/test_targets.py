@@ -72,6 +72,12 @@ def test_facts_become_findings_on_the_line_of_their_batch_size(
         assert '"16"' in (repo.root / item.file).read_text().splitlines()[item.line - 1]
 
 
+def test_what_came_to_no_compiler_is_said_on_its_own_line(gate: Any, repo: Any) -> None:
+    result = gate(Compiler(status="failed", error="key 'x' is no batch size", batch_size=None, line=7, triton=None))
+    found = [item for item in result.findings if item.rule == "compile-failed"]
+    assert {(item.line, item.message) for item in found} == {(7, "sm_90: key 'x' is no batch size")}
+
+
 def test_another_triton_warns_and_never_fails(gate: Any) -> None:
     result = gate(Compiler(status="failed", error="x", triton="3.1.0"))
     found = [item for item in result.findings if item.rule == "compile-failed"]

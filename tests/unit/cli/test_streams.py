@@ -85,4 +85,5 @@ def test_a_file_is_looked_at_before_the_work_and_a_new_folder_is_said(
     (tmp_path / "file").write_text("")
     refused = CliRunner().invoke(app, [*words, f"{option}={tmp_path / 'file' / 'x.json'}"])
     assert isinstance(refused.exception, UsageError)
-    assert (refused.exception.file, refused.exception.message) == (str(tmp_path / "file"), "is no folder")
+    told = refused.exception
+    assert (told.file, told.field, told.message) == (str(tmp_path / "file"), option, "is no folder")

@@ -35,15 +35,10 @@ def test_auto_for_fused_experts(platform: str, backend: str) -> None:
     assert select("fused_experts", Problem(), BARE[platform]).resolved == backend
 
 
-def problem_of(op: str) -> Problem:
-    """One that our own rows of `op` serve."""
-    return next(iter(lock.PROBLEMS.get(op, {"any": Problem()}).values()))
-
-
 def outcome(op: str, platform: str, request: str) -> str:
     """The backend that a request gets, or `refused` with a reason."""
     try:
-        return select(op, problem_of(op), BARE[platform], request).resolved
+        return select(op, lock.usual(op), BARE[platform], request).resolved
     except DispatchRefused as refused:
         return "refused" if [s.backend for s in refused.chain] == [request] and refused.chain[0].why else "silent"
 
@@ -77,7 +72,7 @@ def test_a_refusal_names_just_those_that_can_serve() -> None:
         able = [name for name in names if outcome(op, platform, name) == name]
         for name in set(names) - set(able):
             with pytest.raises(DispatchRefused) as refused:
-                select(op, problem_of(op), BARE[platform], name)
+                select(op, lock.usual(op), BARE[platform], name)
             assert able
             assert refused.value.fix == f"ask for auto or one that can serve here: {', '.join(able)}"
 
@@ -105,6 +100,15 @@ def test_deep_gemm_takes_small_blocks_on_sm90_and_by_name_with_power_of_two_scal
     assert refused.value.fix == "ask by name for one that can serve here: deep_gemm"
     with pytest.raises(DispatchRefused, match="ue8m0"):
         select("block_fp8_linear", plain, blackwell, "deep_gemm")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("platform", ["cpu", "cuda-sm90", "rocm-gfx942", "xpu-bmg"])
+def test_auto_takes_scaled_mm_with_scales_per_row_only_where_it_keeps_the_precision(platform: str, dtype: str) -> None:
+    problem = Problem(dtype=dtype, quant="fp8_w8a8")
+    keeps = dtype == "bfloat16" or platform == "cpu"
+    assert select("fp8_linear", problem, BARE[platform]).resolved == ("scaled_mm" if keeps else "triton")
+    assert select("fp8_linear", problem, BARE[platform], "scaled_mm").resolved == "scaled_mm"
 
 
 def test_scaled_mm_takes_two_blocks_and_steps_aside_where_the_device_refuses_it() -> None:
@@ -282,7 +286,7 @@ def test_what_a_live_device_calls_itself_is_answered_as_its_family() -> None:
     assert set(LIVE) == set(PLATFORM_NAMES)
     for family, words in LIVE.items():
         for op in OPS:
-            asked = problem_of(op)
+            asked = lock.usual(op)
             known = select(op, asked, BARE[family])
             for word in words:
                 assert select(op, asked, dataclasses.replace(BARE[family], platform=word)) == known

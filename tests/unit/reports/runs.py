@@ -25,8 +25,8 @@ from moegate.records import (
     PoolSpec,
     QuarantineRule,
     RunBundle,
+    ShellLine,
     TrendPoint,
-    Typed,
 )
 from tests.unit.reports.pieces import (
     CPU,
@@ -131,7 +131,7 @@ class Maker:
             gate=gate,
             config_files={FILE: {str(m): config for m, config in TUNED.items()}},
             commands={
-                c.id: tuple(Typed(arm, f"tuner bench '{c.id}' {arm}") for arm in dict.fromkeys(c.arms or ("",)))
+                c.id: tuple(ShellLine(arm, f"tuner bench '{c.id}' {arm}") for arm in dict.fromkeys(c.arms or ("",)))
                 for c in self.cells
             },
             environment={"os": "Linux 6.1", "cpu": "AMD EPYC 9654", "python": "3.11.2", "torch": "2.13.0+cpu"},
@@ -267,7 +267,7 @@ def _everywhere(bundle: RunBundle, text: str) -> RunBundle:
         plan=dataclasses.replace(bundle.plan, name=f"default{text}", matrix=f"m.yaml{text}", warnings=(text,)),
         environment={f"os{text}": f"Linux{text}"},
         commands={
-            key: tuple(Typed(x.arm + text, x.line + text) for x in typed) for key, typed in bundle.commands.items()
+            key: tuple(ShellLine(x.arm + text, x.line + text) for x in typed) for key, typed in bundle.commands.items()
         },
         comparison=dataclasses.replace(bundle.comparison, notes=(text,), voided_pools={f"cpu{text}": text}),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
@@ -88,6 +89,29 @@ def test_problem_of_a_model() -> None:
     assert halved.N == 448
     split = problem_of(OCR, None, "fused_experts", "auto", tp=2, ep=2)
     assert (split.E, split.N) == (32, 896)
+
+
+CHANNELS = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+    "num_bits": 8, "type": "float", "strategy": "channel"}, "input_activations": {
+    "num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}}}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("quantised", "words"),
+    [({"quant_method": "mxfp4"}, "mxfp4"), ({"quant_method": "awq", "bits": 4, "group_size": 128}, "int4"),
+     (CHANNELS, "fp8_w8a8 with scales per channel")],
+)  # fmt: skip
+def test_a_models_quantisation_that_nothing_is_tuned_for_is_no_bfloat16(
+    quantised: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """Its engine would look for a file of another name."""
+    (tmp_path / "config.json").write_text(
+        json.dumps(json.loads((OCR / "config.json").read_text()) | {"quantization_config": quantised})
+    )
+    with pytest.raises(UsageError, match=f"the experts are {words}") as error:
+        problem_of(tmp_path, None, "fused_experts", "auto")
+    assert error.value.field == "quantization_config"
+    assert problem_of(tmp_path, None, "fused_experts", "bf16").dtype == "bfloat16"
 
 
 def test_model_or_shape_but_not_both() -> None:

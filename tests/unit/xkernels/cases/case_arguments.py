@@ -281,16 +281,17 @@ def test_every_op_with_a_twin_is_here() -> None:
     assert public - {"run"} == set(OPS)
 
 
-@pytest.mark.parametrize("view", [strided, expanded])
-@pytest.mark.parametrize(
-    ("name", "argument"), [(name, argument) for name, one in OPS.items() for argument in one.tensors]
-)
+VIEWS = [
+    (name, argument, view) for name, one in OPS.items() for argument in one.tensors for view in (strided, expanded)
+    if view is strided or argument not in one.written  # which would be one place of memory for several rows
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "argument", "view"), VIEWS)
 def test_strides_of_an_argument_are_followed_or_refused(
     name: str, argument: str, view: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     one = OPS[name]
-    if view is expanded and argument in one.written:
-        return  # one place of memory for several rows
     given = {key: value.clone() for key, value in one.tensors.items()}
     given[argument] = view(given[argument])
     plain = {key: value.contiguous().clone() for key, value in given.items()}
@@ -307,4 +308,6 @@ def test_strides_of_an_argument_are_followed_or_refused(
     for mine, twin in zip([*got, *(given[key] for key in one.written)], [*want, *(plain[key] for key in one.written)],
                           strict=True):  # fmt: skip
         assert mine.dtype == twin.dtype
-        torch.testing.assert_close(mine.float(), twin.float(), rtol=2e-3, atol=1e-4)
+        # sums of FP8 products lose digits on a device; what another element's value would change is far more
+        largest = float(twin.float().abs().max()) if twin.numel() else 0.0
+        torch.testing.assert_close(mine.float(), twin.float(), rtol=2e-3, atol=2e-3 * largest)
