@@ -23,6 +23,7 @@ _DEEPSEEK = frozenset(
         "DeepseekV32ForCausalLM",
         "DeepseekV4ForCausalLM",
         "GlmMoeDsaForCausalLM",
+        "KimiK25ForConditionalGeneration",
         "KimiVLForConditionalGeneration",
         "MistralLarge3ForCausalLM",
     }

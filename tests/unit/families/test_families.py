@@ -228,6 +228,9 @@ def test_the_outer_model_decides_on_fused_shared_experts(architectures: Any) -> 
     text = {**OCR, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
     kimi = layout_of({"architectures": architectures, "model_type": "kimi_vl", "text_config": text})
     assert (kimi.architecture, kimi.key("X", engine="sglang").E) == ("KimiVLForConditionalGeneration", 64)
+    outer = {"architectures": architectures and ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25"}
+    k25 = layout_of({**outer, "text_config": {**text, "n_routed_experts": 384}})
+    assert (k25.architecture, k25.key("X", engine="sglang").E) == ("KimiK25ForConditionalGeneration", 384)
     ocr = layout_of({"architectures": None, "model_type": "deepseek_vl_v2", "language_config": text})
     assert (ocr.architecture, ocr.key("X", engine="sglang").E) == ("DeepseekOCRForCausalLM", 64)
     assert layout_of({"text_config": text}).key("X", engine="sglang").E == 65
