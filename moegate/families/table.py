@@ -84,7 +84,9 @@ FAMILIES: tuple[Family, ...] = (
     Family("Glm5NextForConditionalGeneration", _ROUTED, _PER_TOK, _MOE, "first-dense", _SHARED),
     Family("KimiVLForConditionalGeneration", _ROUTED, _PER_TOK, _MOE, "first-dense", _SHARED, model_types=("kimi_vl",)),
     # Around DeepseekV3 with 384 experts; SGLang fuses the shared expert of 256 only.
-    Family("KimiK25ForConditionalGeneration", _ROUTED, _PER_TOK, _MOE, "first-dense", _SHARED, model_types=("kimi_k25",)),
+    Family(
+        "KimiK25ForConditionalGeneration", _ROUTED, _PER_TOK, _MOE, "first-dense", _SHARED, model_types=("kimi_k25",)
+    ),
     Family("MistralLarge3ForCausalLM", _ROUTED, _PER_TOK, _MOE, "first-dense", _SHARED, 1),
     Family(
         "Llama4ForConditionalGeneration",

@@ -21,7 +21,10 @@ WAIVED = {
     ("B105", "serving/load/accuracy.py"): (1, "`return_token_ids` of a request"),
     ("B105", "serving/load/importers.py"): (1, "a metric, `total_token_throughput`"),
     ("B108", "orchestrator/pools/isolation/docker.py"): (2, "/tmp inside a container, a tmpfs of its own"),
-    ("B108", "orchestrator/pools/ray_apart.py"): (1, "the parent of a folder that mkdtemp makes, where a socket needs a short path"),
+    ("B108", "orchestrator/pools/ray_apart.py"): (
+        1,
+        "the parent of a folder that mkdtemp makes, where a socket needs a short path",
+    ),
     ("B311", "moegate/stats/schedule.py"): (1, "the order of pairs: seeded, not secret"),
     ("B311", "serving/load/soak.py"): (1, "load: seeded, not secret"),
     ("B311", "serving/load/workload.py"): (2, "prompts: seeded, not secret"),
