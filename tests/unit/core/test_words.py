@@ -334,13 +334,14 @@ def test_a_child_that_outlives_its_parent_does_not_inherit_its_lock(tmp_path: Pa
     code = (
         "import subprocess, sys; from pathlib import Path; from moegate.locks import FileLock\n"
         "FileLock(Path(sys.argv[1])).acquire()\n"
-        "print(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL, close_fds=False).pid)\n"
+        "quiet = dict.fromkeys(('stdout', 'stderr'), subprocess.DEVNULL)  # a pipe that it holds would be waited for\n"
+        "print(subprocess.Popen(['sleep', '60'], close_fds=False, **quiet).pid)\n"
     )
     argv = [sys.executable, "-c", code, str(tmp_path / "lock")]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     child = int(done.stdout)
     try:
-        os.kill(child, 0)
+        assert Path(f"/proc/{child}/comm").read_text() == "sleep\n"
         locks.FileLock(tmp_path / "lock").acquire().release()
     finally:
         os.kill(child, signal.SIGKILL)
