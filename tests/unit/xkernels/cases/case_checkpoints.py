@@ -185,9 +185,9 @@ CALLS: list[tuple[dict[str, Any], str]] = [
     ({"topk_ids": IDS.float(), "backend": "torch"}, r"topk_ids must be int32 or int64, not torch.float32"),
     ({"topk_weights": WEIGHTS.half()}, r"topk_weights must be float32, not torch.float16"),
     ({"topk_weights": WEIGHTS.t().contiguous().t()}, r"topk_weights must be contiguous, not with strides \[1, 3\]"),
-    ({"up": TILE | {"BLOCK_SIZE_M": 24}}, "up projection: BLOCK_SIZE_M must be 1 or a power of two of .* 16, not 24"),
-    ({"down": TILE | {"GROUP_SIZE_M": 0}}, "down projection: GROUP_SIZE_M must be an integer of at least 1, not 0"),
-    ({"down": TILE | {"num_warps": [4]}}, r"num_warps must be a power of two of at least 1, not \[4\]"),
+    ({"up": TILE | {"BLOCK_SIZE_M": 24}}, "up projection: BLOCK_SIZE_M is 24; must be a power of two from 16 .*, or 1"),
+    ({"down": TILE | {"GROUP_SIZE_M": 0}}, "down projection: GROUP_SIZE_M is 0; must be an integer from 1"),
+    ({"down": TILE | {"num_warps": [4]}}, r"num_warps is .*; must be a power of two from 1"),
     ({"up": {}}, "up projection: BLOCK_SIZE_M is missing"),
     ({"expert_map": torch.arange(5)}, "expert_map is of 5 global experts, which are fewer than the 6 here"),
     ({"expert_map": torch.arange(6).float()}, r"expert_map must be int32 or int64 \[global experts\], not"),
@@ -214,7 +214,7 @@ def test_a_config_is_looked_at_in_every_call_of_its_values() -> None:
     tile = dict(TILE)
     check_config("up", tile)
     tile["BLOCK_SIZE_K"] = 48
-    with pytest.raises(ValueError, match="BLOCK_SIZE_K must be a power of two of at least 16, not 48"):
+    with pytest.raises(ValueError, match="BLOCK_SIZE_K is 48; must be a power of two from 16"):
         check_config("up", tile)
 
 

@@ -331,7 +331,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="name the scheme"):
         prepare_experts(w1, w2, w1_scale=torch.ones(2), w2_scale=torch.ones(2))
     few = config(1, 8, 32)
-    with pytest.raises(ValueError, match="BLOCK_SIZE_N must be a power of two of at least 16, not 8"):
+    with pytest.raises(ValueError, match="BLOCK_SIZE_N is 8; must be a power of two from 16"):
         fused_experts(x, p, weights, ids, backend="triton", up=few, down=few)
     big, blocks = config(16, 32, 256), quantised("fp8_block", 2, 256, 128)
     x, (weights, ids) = random(1, 256, seed=3), routed(1, 2, 1)
